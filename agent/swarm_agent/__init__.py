@@ -1,0 +1,1 @@
+"""The agent: coordinator and workers that train together."""

@@ -1,0 +1,1 @@
+"""FDTC, the protocol between coordinator and workers."""
