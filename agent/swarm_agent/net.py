@@ -1,0 +1,56 @@
+"""The few lines of socket work that coordinator and worker share.
+
+May import: ``errors``.
+"""
+
+import errno
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from .errors import AgentError
+
+Buffer = bytes | bytearray | memoryview
+# The kernel takes at most this many buffers at once (IOV_MAX, limits.h).
+MOST_BUFFERS = 1024
+
+
+def listen(host: str, port: int, option: str) -> socket.socket:
+    """Listen on an address; port 0 takes a free one.
+
+    Raises:
+        AgentError: It is in use, or not this machine's.
+    """
+    try:
+        return socket.create_server((host, port), backlog=128)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AgentError(
+                f"port {port} on {host} is in use. Find out by whom with `ss -ltnp 'sport = :{port}'`, "
+                f"or choose another with {option}."
+            ) from error
+        raise AgentError(f"can't listen on {host}:{port}: {error.strerror}. Choose another {option}.") from error
+
+
+def send_buffers(connection: socket.socket, buffers: Sequence[Buffer]) -> int:
+    """Send all buffers in order without joining them, and return the number of bytes.
+
+    Raises:
+        OSError: The connection broke.
+    """
+    views = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
+    total = sum(len(view) for view in views)
+    while views:
+        sent = connection.sendmsg(views[:MOST_BUFFERS])
+        while views and sent >= len(views[0]):
+            sent -= len(views.pop(0))
+        if sent:
+            views[0] = views[0][sent:]
+    return total
+
+
+def close_socket(connection: socket.socket) -> None:
+    """Close a socket and wake the threads that wait in it; closing twice is fine."""
+    with suppress(OSError):  # not connected any more, which is what we want
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,79 @@
+"""What a command says while it works, and how figures are written. Imports nothing of ours.
+
+Results go to standard output; the story of what is being done and all errors go to standard error, so that a result
+can be piped on.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+
+# Where the output is not a terminal nothing knows its width, and a table cut at 80 columns helps nobody.
+_WIDTH_OF_A_PIPE = 200
+
+
+def output() -> Console:
+    """The console for results."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE, highlight=False)
+
+
+class Story:
+    """Tells what is being done, a line for each thing done."""
+
+    def __init__(self) -> None:
+        """Tell it on standard error."""
+        width = None if sys.stderr.isatty() else _WIDTH_OF_A_PIPE
+        self.console = Console(stderr=True, width=width, highlight=False)
+
+    def title(self, text: str, detail: str = "") -> None:
+        """Begin a story."""
+        self.console.print(f"[bold]{escape(text)}[/]  [dim]{escape(detail)}[/]")
+
+    def done(self, text: str, detail: str = "") -> None:
+        """One thing is done."""
+        self.console.print(f"  [green]✓[/] {escape(text)}  [dim]{escape(detail)}[/]")
+
+    def same(self, text: str) -> None:
+        """One thing needed no doing."""
+        self.console.print(f"  [dim]·[/] {escape(text)}")
+
+    def warn(self, text: str) -> None:
+        """Something that the user should know."""
+        self.console.print(f"  [yellow]![/] {escape(text)}")
+
+    def next(self, *commands: str) -> None:
+        """What to type next."""
+        for i, command in enumerate(commands):
+            self.console.print(f"[dim]{'Next:' if i == 0 else '     '}[/] [bold cyan]{escape(command)}[/]", soft_wrap=True)
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show on a terminal what is waited for; call what is yielded when that changes."""
+        with self.console.status(escape(text), spinner="dots") as status:
+            yield lambda now: status.update(escape(now))
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """A figure with at most four digits and a metric prefix, or "-" for None: ``12.3 k``."""
+    if value is None:
+        return "-"
+    for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if prefix == 'k' else limit):.1f} {prefix}{unit}"
+    text = f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.1f}"
+    return f"{text} {unit}".rstrip()
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time as people say it: ``4 min 10 s``."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,1 @@
+"""The local engine: a stack as processes on this machine, with no Docker."""

@@ -1,0 +1,31 @@
+"""The checkpoints of a local stack, as far as their manifests tell. May import: ``local.state``."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .state import Folder
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint's directory and what its manifest says."""
+
+    path: Path
+    version: int
+    manifest: dict[str, Any]
+
+
+def newest(folder: Folder) -> Checkpoint | None:
+    """The checkpoint with the highest version; whether its files are whole is verified by who loads it."""
+    found = [read for path in folder.checkpoints.glob("ckpt-*/manifest.json") if (read := _read(path))]
+    return max(found, key=lambda checkpoint: checkpoint.version, default=None)
+
+
+def _read(manifest: Path) -> Checkpoint | None:
+    try:
+        content = json.loads(manifest.read_bytes())
+        return Checkpoint(manifest.parent, int(content["version"]), content)
+    except (OSError, ValueError, KeyError, TypeError):  # damaged, or removed meanwhile: not a candidate
+        return None
