@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ DEFAULT_DIRECTORY = Path("/checkpoints")
 GREETING_SECONDS = 10.0  # within which a new connection must register
 OUTBOX_LIMIT = 1024  # messages waiting for a worker that does not read
 RATE_WINDOW = 30.0  # seconds that tokens per second are taken over
-FLUSH_SECONDS = 5.0  # for workers to be told of a shutdown
+FLUSH_SECONDS = 5.0  # for workers to be told of a shutdown and to say goodbye
+FAREWELL_SECONDS = 2.0  # for a last message to arrive
 
 
 class _SendWeights:
@@ -204,7 +206,9 @@ class Coordinator:
             if peer.worker:
                 peer.send(fdtc.Shutdown())
             peer.outbox.put(None)
-        self._join_until(time.monotonic() + FLUSH_SECONDS, "write ")
+        deadline = time.monotonic() + FLUSH_SECONDS
+        self._join_until(deadline, "write ")
+        self._join_until(deadline, "read ")
         for peer in peers:
             close_socket(peer.socket)
         self._join_until(time.monotonic() + FLUSH_SECONDS, "")
@@ -365,8 +369,20 @@ class Coordinator:
             peer.send(fdtc.Error(error.code, str(error)))
         except OSError as error:
             reason = str(error)
-        finally:
-            self._leave(peer, reason)
+        self._leave(peer, reason)
+        self._see_off(peer)
+
+    def _see_off(self, peer: Peer) -> None:
+        """Read on, unheard, until the other side closes: closing with unread bytes would take back what we sent."""
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                peer.socket.settimeout(left)
+                if not peer.socket.recv(65536):
+                    break
+        except OSError as error:
+            log.debug("connection ended", peer=peer.name, reason=str(error))
+        close_socket(peer.socket)
 
     def _take(self, peer: Peer, size: int) -> bool:
         """Handle what has arrived; False when the worker says goodbye."""
@@ -406,8 +422,10 @@ class Coordinator:
                 peer.bytes_sent += send_buffers(peer.socket, buffers)
         except OSError as error:
             log.info("can't write to a peer", peer=peer.name, reason=str(error))
-        finally:
             close_socket(peer.socket)
+            return
+        with suppress(OSError):  # the other side was quicker
+            peer.socket.shutdown(socket.SHUT_WR)
 
     def _send_weights(self, peer: Peer) -> None:
         if peer.weights is None:
@@ -450,12 +468,12 @@ class Coordinator:
                 f"protocol version {message.protocol_version} is not spoken here, only {fdtc.PROTOCOL_VERSION}",
             )
         with self._lock:
+            if peer.worker:
+                self._next_shard(peer, message)
+                return
             if self._finished.is_set():
                 peer.send(self._acknowledge(message, accepted=False))
                 peer.send(fdtc.Error(ErrorCode.REFUSED, "training is over here"))
-                return
-            if peer.worker:
-                self._next_shard(peer, message)
                 return
             self._replace_ghost(message.worker_id)
             peer.worker = message
@@ -537,13 +555,16 @@ class Coordinator:
         peer.send(fdtc.GradientsAck())
         if outcome.refusal:
             peer.refused[outcome.refusal] += 1
-            log.info("gradient refused", worker=peer.name, reason=outcome.refusal, staleness=outcome.staleness)
+            say = log.debug if outcome.refusal is Refusal.FINISHED else log.info
+            say("gradient refused", worker=peer.name, reason=outcome.refusal, staleness=outcome.staleness)
             peer.send(fdtc.Sync())
             return
         self._count(peer, message, outcome)
         if outcome.version % self.config.checkpointing.interval == 0:
             self._checkpoint_due.set()
-        if self._steps_done():
+        if self._steps_done() and not self._finished.is_set():
+            log.info("all steps are done", version=outcome.version)
+            self._broadcast(fdtc.Shutdown())
             self._finished.set()
 
     def _apply(self, peer: Peer, message: fdtc.Gradients) -> Outcome:
@@ -571,6 +592,7 @@ class Coordinator:
         if not 0 < minibatches <= 1024:
             minibatches = peer.accumulation
         peer.local_step = message.local_step
+        peer.accumulation = minibatches
         tokens = minibatches * peer.batch_size * self.context
         with self._lock:
             peer.pushes += 1

@@ -89,6 +89,7 @@ class WindowSource:
 
     Attributes:
         windows: How many windows this shard has.
+        context: Tokens predicted per window.
         skipped: How many broken lines were left out when it was opened.
     """
 
@@ -120,7 +121,7 @@ class WindowSource:
         self.skipped = skipped
         self._tokens: Tokens | None = tokens
         self._numbers = windows
-        self._context = context
+        self.context = context
         self._vocab_size = vocab_size
         self._seed = (seed, shard)
         self._name = name
@@ -164,10 +165,10 @@ class WindowSource:
             raise DataError(f"a batch has 1 window or more, not {batch_size}.")
         if not chosen.size:
             return None
-        batch = np.empty((chosen.size, self._context + 1), np.int32)
+        batch = np.empty((chosen.size, self.context + 1), np.int32)
         for row, which in zip(batch, chosen.tolist(), strict=True):
-            first = self._numbers[which] * self._context
-            row[:] = self._tokens.array[first : first + self._context + 1]
+            first = self._numbers[which] * self.context
+            row[:] = self._tokens.array[first : first + self.context + 1]
         batch += self._tokens.offset
         self._refuse_unknown_ids(batch, chosen)
         self._position = Position(self._position.pass_number, start + chosen.size)
@@ -178,7 +179,7 @@ class WindowSource:
         wrong = (batch < 0) | (batch >= self._vocab_size)
         if wrong.any():
             row, column = np.argwhere(wrong)[0].tolist()
-            place = self._numbers[int(chosen[row])] * self._context + column
+            place = self._numbers[int(chosen[row])] * self.context + column
             raise DataError(
                 f"{self._name}: token {place} of this split is id {batch[row, column]}, but the tokenizer "
                 f"has {self._vocab_size} ids. Tokenise the text anew with the tokenizer that you train with."
@@ -484,8 +485,8 @@ class TokenFile(NamedTuple):
             raise DataError(f"{path}: the header is damaged or of a newer version. Tokenise the text again.")
         if size != HEADER.size + tokens * width:
             raise DataError(
-                f"{path} should have {HEADER.size + tokens * width} bytes for {tokens} tokens but has {size}: "
-                "it was cut short or changed. Copy it again, or tokenise the text again."
+                f"{path} should have {HEADER.size + tokens * width} bytes for {tokens} tokens but has {size}:"
+                " it was cut short or changed. Copy it again, or tokenise the text again."
             )
         return cls(width, tokens, held_out_from, vocab_size, name.rstrip(b"\0").decode("ascii", "replace"))
 
@@ -641,7 +642,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             made = _tokenize_as_asked(options.source, options.target, options.tokenizer, options.on_broken)
             print(f"{options.target}: {made.tokens} tokens, {made.tokens - made.held_out_from} of them held out")
     except AgentError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     return 0
 

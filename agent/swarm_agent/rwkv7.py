@@ -19,7 +19,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -61,7 +61,7 @@ class Config:
         Raises:
             ValueError: A size is not positive, or the width is not a multiple of the head size.
         """
-        for name in self.__slots__:
+        for name in (field.name for field in fields(self)):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
         if self.width % self.head_size:
@@ -94,7 +94,7 @@ class Config:
         blocks = [name.split(".")[1] for name in parameters if name.startswith("blocks.")]
         layers = 1 + max((int(index) for index in blocks if index.isdigit()), default=0)
         # Block 0 has no value residual, so a model of one layer has no rank_v.
-        rank_v = shape("blocks.1.att.v1")[1] if layers > 1 else cls.rank_v
+        rank_v = shape("blocks.1.att.v1")[1] if layers > 1 else 1
         return cls(
             layers=layers,
             width=width,
@@ -187,7 +187,7 @@ def _orthogonal(rng: np.random.Generator, shape: tuple[int, ...], gain: float) -
     tall = rng.standard_normal((max(shape), min(shape)))
     q, r = np.linalg.qr(tall)
     q *= gain * np.where(np.diag(r) < 0, -1.0, 1.0)
-    return q if shape[0] >= shape[1] else q.T
+    return np.asarray(q if shape[0] >= shape[1] else q.T)
 
 
 def _initial_block_value(
@@ -358,7 +358,8 @@ def _minus_inverse(triangles: Array) -> Array:
             np.negative(inverse[row, :row], out=inverse[row, :row])
         inverse[row, row] = 1
     result = np.ascontiguousarray(inverse.reshape(size * size, -1).T).reshape(triangles.shape)
-    return np.negative(result, out=result)
+    np.negative(result, out=result)
+    return result
 
 
 def _gate_columns(config: Config, index: int) -> dict[str, slice]:

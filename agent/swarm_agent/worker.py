@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -169,13 +170,15 @@ class Session:
                 self.worker.bytes_sent += send_buffers(self.socket, buffers)
         except OSError as error:
             self._end(error)
-            raise self._error or Disconnected(str(error)) from error
+            self.check()
+            raise
 
     def leave(self) -> None:
         """Say goodbye, so that the coordinator need not wait for silence; nothing is sent after it."""
         with self._sending:
             if self.ack and not self._closed.is_set():
-                self.send(fdtc.Deregister(self.worker.worker_id))
+                with suppress(OSError):  # the connection is gone: so are we
+                    self.send(fdtc.Deregister(self.worker.worker_id))
             self._closed.set()
 
     def wake(self) -> None:
@@ -546,7 +549,6 @@ class Worker:
             return batch
         self._source.reset()
         if self.config.data.shard_index < 0:
-            log.info("shard is finished", shard=session.ack.assigned_shard)
             self._register(session)
         batch = self._source.next_batch(size)
         if batch is None:

@@ -47,7 +47,9 @@ class Story:
     def next(self, *commands: str) -> None:
         """What to type next."""
         for i, command in enumerate(commands):
-            self.console.print(f"[dim]{'Next:' if i == 0 else '     '}[/] [bold cyan]{escape(command)}[/]", soft_wrap=True)
+            self.console.print(
+                f"[dim]{'Next:' if i == 0 else '     '}[/] [bold cyan]{escape(command)}[/]", soft_wrap=True
+            )
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[Callable[[str], None]]:

@@ -70,4 +70,4 @@ def uncompressed_bytes(status: Json) -> int | None:
     if parameters is None or applied is None:
         return None
     refused = status.get("gradients_refused") or {}
-    return 4 * int(parameters) * (int(applied) + sum(refused.values()))
+    return 4 * int(parameters) * (int(applied) + sum(int(count) for count in refused.values()))

@@ -165,8 +165,7 @@ class Table:
         if not isinstance(node, yaml.MappingNode):
             return _refuse(node, path, f"keys with values are needed, not {_shown(node)}", problems)
         return {
-            key: self.of.read(value, _join(path, key), problems)
-            for key, _, value in _entries(node, path, problems)
+            key: self.of.read(value, _join(path, key), problems) for key, _, value in _entries(node, path, problems)
         }
 
 
@@ -264,9 +263,7 @@ def _merge(loader: yaml.SafeLoader, node: yaml.Node, seen: set[int]) -> None:
         _merge(loader, child, seen)
 
 
-def _entries(
-    node: yaml.MappingNode, path: str, problems: list[Problem]
-) -> Iterable[tuple[str, yaml.Node, yaml.Node]]:
+def _entries(node: yaml.MappingNode, path: str, problems: list[Problem]) -> Iterable[tuple[str, yaml.Node, yaml.Node]]:
     first: dict[str, int] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):

@@ -4,12 +4,14 @@
 Docker would ignore silently is a problem here. May import: ``schema``, ``errors``; ``fdtc`` for the profiles.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+
 from fdtc import PROFILES, Profile
 
 from . import schema
@@ -18,6 +20,7 @@ from .schema import Anything, Boolean, Either, Integer, Keys, Listing, Nothing, 
 
 Section = Mapping[str, Any]
 COORDINATOR = "coordinator"
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,20 @@ class Stack:
         """The same stack with another end; a schedule without a length of its own follows it."""
         return replace(self, steps=steps)
 
+    def as_data(self) -> dict[str, Any]:
+        """The whole stack as plain data, with our defaults filled in."""
+        ours = {
+            "model": self.model,
+            "data": self.data,
+            "training": {**self.training, **({"steps": self.steps} if self.steps else {})},
+            "compression": dict(self.compression),
+            "checkpointing": dict(self.checkpointing),
+            "classes": {service: _class_keys(worker) for service, worker in self.classes.items()},
+        }
+        # Anchors have done their work; their definitions under other x- keys need not be shown.
+        compose = {key: value for key, value in self.content.items() if not key.startswith("x-")}
+        return {**compose, "name": self.name, "x-fdtc": ours}
+
 
 def load(name_or_path: str) -> Stack:
     """Read a stack.
@@ -137,26 +154,7 @@ def built_in_stacks() -> dict[str, Path]:
 
 def render(stack: Stack) -> str:
     """The stack as YAML: merged, with our defaults filled in, as swarmctl understands it."""
-    ours = {
-        "model": stack.model,
-        "data": stack.data,
-        "training": {**stack.training, **({"steps": stack.steps} if stack.steps else {})},
-        "compression": dict(stack.compression),
-        "checkpointing": dict(stack.checkpointing),
-        "classes": {
-            service: {
-                "profile": worker.profile,
-                "batch_size": worker.batch_size,
-                "accumulation_steps": worker.accumulation_steps,
-                "local_replicas": worker.local_replicas,
-            }
-            for service, worker in stack.classes.items()
-        },
-    }
-    content = {**stack.content, "name": stack.name, "x-fdtc": ours}
-    # Anchors have done their work; their definitions under other x- keys need not be shown.
-    shown = {key: value for key, value in content.items() if key == "x-fdtc" or not key.startswith("x-")}
-    return yaml.dump(shown, Dumper=_NoAliases, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(stack.as_data(), Dumper=_NoAliases, sort_keys=False, allow_unicode=True, width=100)
 
 
 class _NoAliases(yaml.SafeDumper):
@@ -170,7 +168,7 @@ def _build(path: Path, content: Section) -> Stack:
     training = dict(ours.get("training", {}))
     steps = training.pop("steps", 0)
     return Stack(
-        name=content.get("name", path.stem),
+        name=content.get("name") or _name_from(path),
         path=path,
         model=ours["model"],
         data=_absolute_data(ours["data"], path.parent),
@@ -181,6 +179,15 @@ def _build(path: Path, content: Section) -> Stack:
         classes={service: _worker_class(service, keys) for service, keys in ours["classes"].items()},
         content=content,
     )
+
+
+def _class_keys(worker: WorkerClass) -> dict[str, Any]:
+    return {key: value for key, value in asdict(worker).items() if key != "service"}
+
+
+def _name_from(path: Path) -> str:
+    """A file without a `name` is called by its own, as far as that can be a stack's name."""
+    return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-_0123456789") or "stack"
 
 
 def _worker_class(service: str, keys: Section) -> WorkerClass:
@@ -211,6 +218,9 @@ def _check_meaning(content: Section, text: str) -> list[Problem]:
         problems.append(Problem(line, column, path, message))
 
     services = content["services"]
+    name = content.get("name")
+    if name is not None and not _NAME.fullmatch(name):
+        refuse("name", f"{name!r} is no name for a stack: small letters, digits, - and _, a letter first")
     if COORDINATOR not in services:
         refuse("services", f"there is no service {COORDINATOR!r}")
     for service, keys in content["x-fdtc"]["classes"].items():
@@ -230,7 +240,7 @@ def _positions(text: str) -> dict[str, tuple[int, int]]:
     """Line and column of every key, by its path."""
     found: dict[str, tuple[int, int]] = {}
 
-    def walk(node: yaml.Node, path: str) -> None:
+    def walk(node: yaml.Node | None, path: str) -> None:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 here = f"{path}.{key.value}" if path else key.value
@@ -244,9 +254,7 @@ def _positions(text: str) -> dict[str, tuple[int, int]]:
 def _report(path: Path, problems: list[Problem]) -> str:
     shown = _shortest(path)
     count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-    lines = [
-        f"{shown}:{p.line}:{p.column}: {p.path + ': ' if p.path else ''}{p.message}" for p in problems
-    ]
+    lines = [f"{shown}:{p.line}:{p.column}: {p.path + ': ' if p.path else ''}{p.message}" for p in problems]
     return f"{shown} has {count}\n" + "\n".join(lines)
 
 

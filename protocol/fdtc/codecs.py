@@ -28,6 +28,7 @@ _U32 = np.dtype("<u4")
 _F32 = np.dtype("<f4")
 _F16 = np.dtype("<f2")
 _HALF_MAX = np.float16(65504.0)
+_HALF_LIMIT = 65520.0  # from here on rounding to half gives an infinity
 
 _TOPK_HEAD = struct.Struct("<I")
 _QSGD_HEAD = struct.Struct("<Bf")
@@ -42,11 +43,11 @@ def encode_fp16(vector: Vector, out: Bytes) -> None:
     halves = out.view(_F16)
     for start in range(0, len(vector), BLOCK):
         source, target = vector[start : start + BLOCK], halves[start : start + BLOCK]
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             target[:] = source
-        overflowed = np.isinf(target)
-        if overflowed.any():
-            overflowed &= np.isfinite(source)
+            in_range = -_HALF_LIMIT < source.min() and source.max() < _HALF_LIMIT  # false for NaN, too
+        if not in_range:
+            overflowed = np.isinf(target) & np.isfinite(source)
             target[overflowed] = np.copysign(_HALF_MAX, source[overflowed])
 
 
@@ -173,23 +174,43 @@ def _quantise(block: Vector, norm: np.float32, levels: int, rng: np.random.Gener
     return codes
 
 
+# Eight codes of `width` bits fill exactly `width` bytes, so packing is the same eight moves on every group of
+# eight: code i begins in byte i × width // 8 and may spill into the next.
+
+
 def _pack(codes: npt.NDArray[np.uint16], width: int) -> Bytes:
     if width == 8:
         return codes.astype(np.uint8)
-    bits = np.unpackbits(
-        codes.astype("<u2").view(np.uint8).reshape(-1, 2), axis=1, count=width, bitorder="little"
-    )
-    return np.packbits(bits, bitorder="little")
+    groups = _padded(codes, 8)
+    packed = np.zeros((len(groups), width), np.uint8)
+    for i in range(8):
+        byte, shift = divmod(i * width, 8)
+        placed = groups[:, i] << shift
+        packed[:, byte] |= placed.astype(np.uint8)
+        if shift + width > 8:
+            packed[:, byte + 1] |= (placed >> 8).astype(np.uint8)
+    return packed.ravel()[: (len(codes) * width + 7) // 8]
 
 
 def _unpack(packed: Bytes, count: int, width: int) -> npt.NDArray[Any]:
     if width == 8:
         return packed
-    bits = np.unpackbits(packed, count=count * width, bitorder="little").reshape(count, width)
-    halves = np.packbits(bits, axis=1, bitorder="little")
-    if width < 8:
-        return halves[:, 0]
-    return halves.view("<u2")[:, 0]
+    groups = _padded(packed, width)
+    codes = np.empty((len(groups), 8), np.uint16)
+    for i in range(8):
+        byte, shift = divmod(i * width, 8)
+        placed = groups[:, byte].astype(np.uint16)
+        if shift + width > 8:
+            placed |= groups[:, byte + 1].astype(np.uint16) << 8
+        codes[:, i] = (placed >> shift) & ((1 << width) - 1)
+    return codes.ravel()[:count]
+
+
+def _padded(values: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
+    """A vector as rows of `columns`, the last one filled up with zeros."""
+    rows = np.zeros((-(-len(values) // columns), columns), values.dtype)
+    rows.reshape(-1)[: len(values)] = values
+    return rows
 
 
 def decode_qsgd(data: memoryview, out: Vector) -> int:

@@ -57,9 +57,7 @@ class Connection:
             LocalProtocolError: not legal in this state or from this side, or a field's value is not legal.
         """
         if message.type not in MAY_SEND[self.role][self.state]:
-            raise LocalProtocolError(
-                f"a {self.role.value} cannot send {message.type.name} when {self.state.value}"
-            )
+            raise LocalProtocolError(f"a {self.role.value} cannot send {message.type.name} when {self.state.value}")
         if isinstance(message, Weights) and (size := as_bytes(message.data).nbytes) != self._weights_size:
             raise LocalProtocolError(f"WEIGHTS of {size} bytes, WEIGHTS_META announced {self._weights_size}")
         buffers = encode(message)

@@ -13,7 +13,7 @@ Rules:
 - While its first REGISTER is unanswered a worker may send on. If the answer is no, what it sent is illegal.
 - WEIGHTS_META announces exactly one WEIGHTS of exactly its size. Acknowledgements and control messages may
   come between the two, another WEIGHTS_META may not.
-- After DEREGISTER a worker is silent, unless with an ERROR; what the coordinator had already sent may still arrive.
+- After DEREGISTER a worker may say nothing but ERROR; what the coordinator had sent may still arrive.
 - ERROR is legal in every state that is not closed, and closes the connection for both sides.
 - Once a peer has broken the protocol nothing more is read from it, and only an ERROR may be sent to it.
 """

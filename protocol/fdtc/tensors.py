@@ -102,9 +102,7 @@ def decode_tensors(
     if compression in (Compression.NONE, Compression.FP16):
         dtype = np.dtype("<f4" if compression is Compression.NONE else "<f2")
         if len(view) != total * dtype.itemsize:
-            raise malformed(
-                f"{compression.name} tensor data of {len(view)} bytes, not {total * dtype.itemsize}"
-            )
+            raise malformed(f"{compression.name} tensor data of {len(view)} bytes, not {total * dtype.itemsize}")
         numbers = np.frombuffer(view, dtype)
         if out is None:
             return numbers.astype(np.float32, copy=False)

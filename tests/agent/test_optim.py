@@ -155,9 +155,7 @@ def test_training_resumed_from_a_saved_state_goes_on_bit_for_bit(
     np.testing.assert_array_equal(straight, resumed)
 
 
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
-    layout: Layout, rng: np.random.Generator
-) -> None:
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(layout: Layout, rng: np.random.Generator) -> None:
     optimizer = make_optimizer("adam", layout)
     optimizer.step(random_vector(rng, layout.size), random_vector(rng, layout.size), RATE)
     good = {name: array.copy() for name, array in optimizer.state().items()}

@@ -1,0 +1,366 @@
+"""The command line: what each command takes, and which part of swarmctl does it.
+
+Commands hold no logic. Errors come here as `SwarmctlError` and leave as a message, what to type next, and the exit
+code.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from . import choose, coordinator, demo, generate, logs, stack
+from .console import Story, output
+from .errors import Exit, InterruptedByUserError, SwarmctlError, UnreachableError, UsageError
+from .local import engine, processes, status
+from .local.state import COORDINATOR, Folder, local_folder
+
+app = typer.Typer(
+    name="swarmctl",
+    help="Train your own language model on the machines you already own.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+WATCH_INTERVAL_SEC = 1.0
+
+Local = Annotated[bool, typer.Option("--local", help="On this machine, as processes, with no Docker.")]
+StackName = Annotated[
+    str | None,
+    typer.Option("--stack", help="A built-in stack's name, or a file. Default: the only one that is deployed."),
+]
+StackNeeded = Annotated[str, typer.Option("--stack", help="A built-in stack's name, or the path of a file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait before giving up the waiting.")]
+
+
+def run() -> int:
+    """Run the command line; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a "✓" must not end a command
+    try:
+        app()
+    except SwarmctlError as error:
+        _print_error(error)
+        return int(error.code)
+    except BrokenPipeError:  # as in `swarmctl logs … | head`
+        sys.stderr.close()
+        return int(Exit.DONE)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(Exit.DONE)
+    return int(Exit.DONE)
+
+
+@app.command()
+def deploy(
+    stack_name: StackNeeded,
+    local: Local = False,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of the coordinator. [7100]")] = None,
+    http_port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of its status. [7180]")] = None,
+    timeout: Timeout = 120,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a stack up, or change it, and wait until it trains."""
+    _only_local(local, f"swarmctl deploy --stack {stack_name} --local")
+    wanted = stack.load(stack_name)
+    folder = local_folder(choose.root(), wanted.name)
+    if dry_run:
+        _print_plan(engine.plan(wanted, folder, port, http_port)[1], as_json)
+        return
+    with _interruptible("what was started goes on in the background", f"swarmctl rm --local --stack {folder.name}"):
+        engine.deploy(wanted, folder, Story(), port=port, http_port=http_port, timeout=timeout)
+    if as_json:
+        _print_json(status.report(_observed(folder)))
+
+
+@app.command(name="status")
+def status_command(
+    local: Local = False,
+    stack_name: StackName = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it live, until Ctrl-C.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the training, and every process."""
+    _only_local(local, "swarmctl status --local")
+    folder = choose.deployed(stack_name)
+    if watch:
+        _watch(folder, as_json)
+        return
+    observed = _observed(folder)
+    facts = status.report(observed)
+    if as_json:
+        _print_json(facts)
+    else:
+        output().print(status.render(facts))
+    if observed.status is None and not observed.is_finished:
+        raise typer.Exit(Exit.UNREACHABLE)
+
+
+@app.command()
+def scale(
+    wishes: Annotated[list[str], typer.Argument(metavar="SERVICE NUMBER ...", help="Such as: worker-rpi 3")],
+    local: Local = False,
+    stack_name: StackName = None,
+    timeout: Timeout = 120,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Change how many workers of a class there are."""
+    pairs = _pairs(wishes)
+    _only_local(local, f"swarmctl scale {' '.join(wishes)} --local")
+    folder = choose.deployed(stack_name)
+    if dry_run:
+        old = _observed(folder).deployment
+        _print_plan(processes.difference(old, engine.scaled(old, pairs)), as_json)
+        return
+    with _interruptible("the new number is kept, and workers go on to start or stop", "swarmctl status --local"):
+        engine.scale(folder, pairs, Story(), timeout=timeout)
+    if as_json:
+        _print_json(status.report(_observed(folder)))
+
+
+@app.command(name="logs")
+def logs_command(
+    service: Annotated[str, typer.Argument(help="coordinator, worker-rpi, worker-rpi-2, supervisor, or all")],
+    local: Local = False,
+    stack_name: StackName = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
+    tail: Annotated[int, typer.Option(min=0, help="How many of the last lines of each process.")] = 100,
+) -> None:
+    """Show what processes have to say: for people on a terminal, JSON lines elsewhere."""
+    _only_local(local, f"swarmctl logs {service} --local")
+    folder = choose.deployed(stack_name)
+    chosen = [logs.Log(name, folder.log(name)) for name in _processes_of(_observed(folder), service)]
+    _print_lines(logs.in_order((log.process, line) for log in chosen for line in log.last_lines(tail)), chosen)
+    if follow:
+        try:
+            for line in logs.follow(chosen):
+                _print_lines([line], chosen)
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.DONE) from None
+
+
+@app.command()
+def rm(
+    local: Local = False,
+    stack_name: StackName = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Checkpoints too.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a stack and remove it; its checkpoints stay unless --volumes is given."""
+    _only_local(local, "swarmctl rm --local")
+    folder = choose.known(stack_name) if volumes else choose.deployed(stack_name)
+    deployment = folder.read_deployment()
+    stops = [processes.Action("stop", spec.name) for spec in reversed(deployment.processes)] if deployment else []
+    if dry_run:
+        _print_plan(stops, as_json)
+        return
+    _confirm_removal(folder, yes=yes, volumes=volumes)
+    with _interruptible("the supervisor goes on stopping it", f"swarmctl rm --local --stack {folder.name}"):
+        engine.remove(folder, Story(), volumes=volumes)
+
+
+@app.command()
+def config(stack_name: StackNeeded, local: Local = False, as_json: AsJson = False) -> None:
+    """Check a stack and print it as swarmctl understands it; with --local, what the local engine makes of it."""
+    found = stack.load(stack_name)
+    if as_json:
+        _print_json(found.as_data())
+    elif not local:
+        print(stack.render(found), end="")
+    else:
+        wanted = processes.want(found, local_folder(choose.root(), found.name), found.replicas, 7100, 7180)
+        for path, text in wanted.files.items():
+            print(f"# {path}\n{text}")
+        for process in wanted.deployment.processes:
+            print(f"# {process.name}\n{' '.join(process.argv)}")
+
+
+@app.command()
+def pause(local: Local = False, stack_name: StackName = None, timeout: Timeout = 30, dry_run: DryRun = False) -> None:
+    """Have all workers stop after what they compute just now."""
+    _control("pause", local, stack_name, timeout, dry_run)
+
+
+@app.command()
+def resume(local: Local = False, stack_name: StackName = None, timeout: Timeout = 30, dry_run: DryRun = False) -> None:
+    """Have paused workers go on."""
+    _control("resume", local, stack_name, timeout, dry_run)
+
+
+@app.command()
+def checkpoint(
+    local: Local = False, stack_name: StackName = None, timeout: Timeout = 120, dry_run: DryRun = False
+) -> None:
+    """Write a checkpoint now."""
+    _control("checkpoint", local, stack_name, timeout, dry_run)
+
+
+@app.command(name="generate")
+def generate_command(
+    local: Local = False,
+    stack_name: StackName = None,
+    checkpoint_path: Annotated[
+        Path | None, typer.Option("--checkpoint", help="A checkpoint's folder. Default: the stack's newest.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="How the text begins.")] = "ROMEO:\n",
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 300,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Choose among the likeliest of this mass.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="To get the same text again.")] = None,
+) -> None:
+    """Let a checkpoint write text."""
+    if checkpoint_path is None:
+        _only_local(local, "swarmctl generate --local")
+        checkpoint_path = generate.newest_checkpoint(choose.known(stack_name))
+    generate.run(checkpoint_path, prompt=prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
+
+
+@app.command(name="demo")
+def demo_command(
+    minutes: Annotated[float, typer.Option(min=0.1, help="Stop after this long.")] = 4.0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop at this version. Default: the stack's.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Where to keep it. Default: a new folder each time.")] = None,
+) -> None:
+    """Train rwkv-tiny on this machine for some minutes, and show what it learnt."""
+    with _interruptible("the demo is stopped; its last checkpoint stays", "swarmctl demo"):
+        demo.run(minutes=minutes, steps=steps, state=state)
+
+
+# Helpers -------------------------------------------------------------------------------------------------------
+
+
+def _only_local(local: bool, instead: str) -> None:
+    if not local:
+        raise UsageError(
+            "without --local this needs a Docker swarm, which this version of swarmctl can't drive yet", instead
+        )
+
+
+def _control(what: coordinator.Control, local: bool, stack_name: str | None, timeout: float, dry_run: bool) -> None:
+    _only_local(local, f"swarmctl {what} --local")
+    folder = choose.deployed(stack_name)
+    if dry_run:
+        print(f"{what} {folder.name}")
+        return
+    answer = engine.tell(folder, what, timeout)
+    words = {"pause": "paused", "resume": "training goes on", "checkpoint": "checkpoint written"}[what]
+    at = f"at version {answer['version']}" if "version" in answer else ""
+    Story().done(f"{words} {at}".rstrip(), str(answer.get("path", "")))
+
+
+def _observed(folder: Folder) -> engine.Observed:
+    observed = engine.observe(folder)
+    if observed is None:
+        raise UnreachableError(
+            f"{folder.name} is not deployed on this machine any more", f"swarmctl deploy --stack {folder.name} --local"
+        )
+    return observed
+
+
+def _watch(folder: Folder, as_json: bool) -> None:
+    try:
+        if as_json:
+            while True:
+                print(json.dumps(status.report(_observed(folder))), flush=True)
+                time.sleep(WATCH_INTERVAL_SEC)
+        with Live(console=output(), auto_refresh=False, vertical_overflow="visible") as live:
+            while True:
+                live.update(status.render(status.report(_observed(folder))), refresh=True)
+                time.sleep(WATCH_INTERVAL_SEC)
+    except KeyboardInterrupt:
+        return
+
+
+def _pairs(words: list[str]) -> dict[str, int]:
+    """Read ``worker-rpi 3 worker-laptop 2`` (or ``worker-rpi=3``)."""
+    flat = [part for word in words for part in word.split("=")]
+    if len(flat) % 2:
+        raise UsageError("each service needs a number", "swarmctl scale worker-rpi 3 --local")
+    wishes: dict[str, int] = {}
+    for service, count in zip(flat[::2], flat[1::2], strict=True):
+        if not count.isdecimal():
+            raise UsageError(f"{count!r} is not a number of workers", f"swarmctl scale {service} 3 --local")
+        wishes[service] = int(count)
+    return wishes
+
+
+def _processes_of(observed: engine.Observed, service: str) -> list[str]:
+    every = observed.deployment.processes
+    if service == "all":
+        return [spec.name for spec in every]
+    found = [spec.name for spec in every if service in {spec.name, spec.service}]
+    # A worker that was scaled away has left its log.
+    if not found and observed.folder.log(service).exists():
+        found = [service]
+    if not found:
+        names = [COORDINATOR, *observed.deployment.workers, "supervisor", "all"]
+        raise UsageError(f"there is no log of {service!r}; known here: {', '.join(names)}")
+    return found
+
+
+def _print_lines(lines: list[tuple[str, str]], chosen: list[logs.Log]) -> None:
+    names = [log.process for log in chosen]
+    several = len(names) > 1
+    if not sys.stdout.isatty():
+        for process, line in lines:
+            print(f"{process} | {line}" if several else line, flush=True)
+        return
+    console = output()
+    width = max(map(len, names)) if several else 0
+    for process, line in lines:
+        console.print(logs.human(line, process.ljust(width) if several else "", names.index(process)), soft_wrap=True)
+
+
+def _confirm_removal(folder: Folder, *, yes: bool, volumes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("rm asks before it removes, and there is no terminal to ask on", "swarmctl rm --local --yes")
+    what = "and its checkpoints" if volumes else "(checkpoints stay)"
+    if not typer.confirm(f"Stop {folder.name} on this machine and remove it {what}?"):
+        raise typer.Exit(Exit.FAILED)
+
+
+def _print_plan(actions: list[processes.Action], as_json: bool) -> None:
+    if as_json:
+        _print_json([{"action": a.kind, "process": a.process, "why": a.why} for a in actions])
+        return
+    signs = {"start": "[green]+[/]", "restart": "[yellow]~[/]", "stop": "[red]-[/]"}
+    console = output()
+    for action in actions:
+        why = f"  [dim]{escape(action.why)}[/]" if action.why else ""
+        console.print(f"{signs[action.kind]} {action.kind} {escape(action.process)}{why}")
+    if not actions:
+        console.print("nothing to change")
+
+
+def _print_json(facts: Any) -> None:
+    print(json.dumps(facts, indent=1))
+
+
+def _print_error(error: SwarmctlError) -> None:
+    console = Story().console
+    console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+    for step in error.next_steps:
+        console.print(Text.assemble("  ", (step, "bold cyan")), soft_wrap=True)
+
+
+@contextmanager
+def _interruptible(what_goes_on: str, *next_steps: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedByUserError(f"interrupted; {what_goes_on}", *next_steps) from None

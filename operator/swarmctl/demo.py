@@ -1,0 +1,254 @@
+"""``swarmctl demo``: trains rwkv-tiny on this machine for some minutes and shows what that brought.
+
+The stack lives in a folder and on ports of its own, so it disturbs no other. May import: everything of the operator.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.text import Text
+
+from . import choose, generate, loss_curve, stack
+from .console import Story, duration, number, output
+from .errors import SwarmctlError, UsageError
+from .local import checkpoints, engine, status
+from .local.state import Folder
+
+STACK = "rwkv-tiny"
+PROMPT = "ROMEO:\n"
+SAMPLE_TOKENS = 300
+SAMPLE_SEED = 1
+LOOK_INTERVAL_SEC = 1.0
+LINE_INTERVAL_SEC = 5.0  # where there is no terminal
+CURVE_HEIGHT = 14
+DEPLOY_TIMEOUT_SEC = 120.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model is worth: its held-out loss in nats per token, and a text that it wrote."""
+
+    loss: float
+    sample: str
+    facts: dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """What was seen of the training so far."""
+
+    began: float = field(default_factory=time.monotonic)
+    versions: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    latest: dict[str, Any] = field(default_factory=dict)  # the last report of the stack
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been going on."""
+        return time.monotonic() - self.began
+
+    def take(self, report: dict[str, Any]) -> None:
+        """Take in a report."""
+        training = report["training"]
+        if not training:
+            return
+        self.latest = report
+        version, loss = training["version"], training["loss"]
+        if loss is not None and (not self.versions or version > self.versions[-1]):
+            self.versions.append(version)
+            self.losses.append(loss)
+
+
+def run(*, minutes: float, steps: int | None, state: Path | None) -> None:
+    """Run the demo.
+
+    Args:
+        minutes: How long to train at most.
+        steps: At which version to stop; that of the stack where None.
+        state: A folder for it; a new one under swarmctl's state where None.
+
+    Raises:
+        SwarmctlError: Something did not work; what was started is stopped.
+    """
+    wanted = stack.load(STACK)
+    wanted = wanted if steps is None else wanted.with_steps(steps)
+    folder = _fresh_folder(state)
+    story, console = Story(), output()
+    _introduce(console, wanted, minutes)
+    with story.waiting("measures the untrained model"):
+        before = _measure(f"init:{wanted.model}")
+    console.print(f"Before training it has a held-out loss of [bold]{before.loss:.3f}[/] nats per byte and writes:")
+    _print_sample(console, before.sample)
+    port = engine.free_port(7100)
+    http_port = engine.free_port(max(7180, port + 1))
+    try:
+        engine.deploy(wanted, folder, story, port=port, http_port=http_port, timeout=DEPLOY_TIMEOUT_SEC, say_next=False)
+        progress = _watch(folder, console, minutes)
+    finally:
+        engine.stop(folder, story)
+    found = checkpoints.newest(folder)
+    if found is None:
+        raise SwarmctlError("the run left no checkpoint", f"cat {folder.log('coordinator')}")
+    with story.waiting("measures the trained model"):
+        after = _measure(str(found.path))
+    _conclude(console, progress, before, after, found)
+
+
+# The parts of the story ----------------------------------------------------------------------------------------
+
+
+def _introduce(console: Console, wanted: stack.Stack, minutes: float) -> None:
+    workers = [
+        f"{count} × {service.removeprefix('worker-')} (batch {wanted.classes[service].batch_size})"
+        for service, count in wanted.replicas.items()
+        if count
+    ]
+    end = (
+        f"{wanted.steps} updates or {minutes:g} minutes, whichever comes first"
+        if wanted.steps
+        else f"{minutes:g} minutes"
+    )
+    console.print(
+        f"[bold]A language model learns English on this machine[/]\n"
+        f"A coordinator holds the weights of {escape(wanted.model)}, an RWKV-7. Unequal workers compute gradients\n"
+        f"from {escape(wanted.data)}, byte by byte, and push them compressed ({escape(_compression(wanted))}):\n"
+        f"{', '.join(workers)}. It stops after {end}.\n"
+    )
+
+
+def _compression(wanted: stack.Stack) -> str:
+    kind = wanted.compression.get("type", "topk")
+    return f"the largest {wanted.compression.get('topk_ratio', 0.1):.0%} of them" if kind == "topk" else str(kind)
+
+
+def _watch(folder: Folder, console: Console, minutes: float) -> Progress:
+    progress = Progress()
+    if not console.is_terminal:
+        _look_until_done(folder, progress, minutes, _LinePrinter(console))
+        return progress
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        _look_until_done(folder, progress, minutes, lambda p: live.update(_picture(p, console, minutes), refresh=True))
+    return progress
+
+
+def _look_until_done(folder: Folder, progress: Progress, minutes: float, show: Callable[[Progress], None]) -> None:
+    while progress.seconds < 60 * minutes:
+        observed = engine.observe(folder)
+        if observed is None or observed.is_finished:
+            return
+        if not observed.supervised:
+            raise SwarmctlError("the supervisor is gone", f"cat {folder.log('supervisor')}")
+        progress.take(status.report(observed))
+        show(progress)
+        time.sleep(LOOK_INTERVAL_SEC)
+
+
+class _LinePrinter:
+    """Prints a line every few seconds, for a log file."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.next = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.seconds >= self.next and progress.latest:
+            self.next = progress.seconds + LINE_INTERVAL_SEC
+            self.console.print(f"{progress.seconds:5.0f} s  {_figures(progress)}")
+
+
+def _picture(progress: Progress, console: Console, minutes: float) -> RenderableType:
+    parts: list[RenderableType] = [Text(f"{duration(progress.seconds)} of {minutes:g} min  {_figures(progress)}")]
+    if len(progress.versions) > 1:
+        width = min(console.width, 100) - 4
+        curve = loss_curve.draw(progress.versions, progress.losses, width, CURVE_HEIGHT)
+        parts.append(Panel(curve, title="training loss, nats per byte", border_style="dim", expand=False))
+    if progress.latest:
+        parts.append(status.process_table(progress.latest))
+    return Group(*parts)
+
+
+def _figures(progress: Progress) -> str:
+    training = progress.latest.get("training") or {}
+    steps, loss = training.get("steps"), training.get("loss")
+    return (
+        f"version {training.get('version', '-')}{f' of {steps}' if steps else ''}  "
+        f"loss {'-' if loss is None else f'{loss:.3f}'}  {number(training.get('tokens_per_sec'), 'tokens/s')}  "
+        f"{_saved(training)}"
+    )
+
+
+def _saved(training: dict[str, Any]) -> str:
+    ratio = training.get("compression_ratio")
+    sent = f"gradients sent: {number(training.get('bytes_received'), 'B')}"
+    if not ratio:
+        return sent
+    return f"{sent} instead of {number(training['bytes_uncompressed'], 'B')} ({ratio:.1f}× less)"
+
+
+def _conclude(
+    console: Console, progress: Progress, before: Measured, after: Measured, found: checkpoints.Checkpoint
+) -> None:
+    training = progress.latest.get("training") or {}
+    console.print(f"\nAfter {found.version} updates it writes:")
+    _print_sample(console, after.sample)
+    console.print(
+        f"held-out loss  [bold]{before.loss:.3f}[/] before, [bold green]{after.loss:.3f}[/] after (nats per byte)"
+    )
+    for line in _baselines(after.facts):
+        console.print(f"               {escape(line)}", style="dim")
+    console.print(f"trained on     {number(training.get('tokens'), 'tokens')} in {duration(progress.seconds)}")
+    console.print(f"traffic        {_saved(training)}")
+    console.print(f"checkpoint     {escape(str(found.path))}", soft_wrap=True)
+    console.print(
+        "\n[dim]Next:[/] [bold cyan]swarmctl deploy --stack rwkv-tiny --local[/]   to train on in the background"
+    )
+    console.print(
+        f"      [bold cyan]swarmctl generate --checkpoint {escape(str(found.path))} --prompt 'JULIET:'[/]",
+        soft_wrap=True,
+    )
+
+
+def _baselines(facts: dict[str, Any]) -> list[str]:
+    return [f"{name}: {value:.3f}" for name, value in (facts.get("baselines") or {}).items()]
+
+
+def _print_sample(console: Console, sample: str) -> None:
+    console.print(Panel(Text(sample.strip("\n")), border_style="dim", width=min(console.width, 80)))
+
+
+# Measuring -----------------------------------------------------------------------------------------------------
+
+
+def _measure(model: str) -> Measured:
+    facts = json.loads(_run_agent([sys.executable, "-m", "swarm_agent.evaluate", model, "--json"]))
+    command = generate.command(model, prompt=PROMPT, tokens=SAMPLE_TOKENS, seed=SAMPLE_SEED)
+    return Measured(facts["loss"], _run_agent(command), facts)
+
+
+def _run_agent(command: list[str]) -> str:
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", errors="replace")
+    if ended.returncode:
+        what = " ".join(command[1:4])
+        raise SwarmctlError(f"{what} ended with exit code {ended.returncode}:\n{ended.stderr.strip()[-2000:]}")
+    return ended.stdout
+
+
+def _fresh_folder(state: Path | None) -> Folder:
+    parent = state or choose.root() / "demo" / f"{datetime.now():%Y-%m-%d-%H%M%S}"
+    folder = Folder(parent.expanduser().absolute() / STACK)
+    if checkpoints.newest(folder) or folder.deployment.exists():
+        raise UsageError(
+            f"{parent} holds an earlier run, and the demo starts from nothing", "swarmctl demo --state ANOTHER-FOLDER"
+        )
+    return folder
