@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -18,7 +19,7 @@ from . import config as configuration
 from . import logs
 from .errors import AgentError
 
-C = TypeVar("C", configuration.CoordinatorConfig, configuration.WorkerConfig)
+C = TypeVar("C", bound=configuration.Config)
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,11 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", dest="training.context", type=int, metavar="N", help="tokens in one sample")
     parser.add_argument("--seed", dest="training.seed", type=int, metavar="N")
     parser.add_argument("--log-format", choices=["human", "json"], help="by default human on a terminal")
-    parser.add_argument("--version", action="version", version=f"%(prog)s 0.1.0 (FDTC {fdtc.PROTOCOL_VERSION})")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"%(prog)s {metadata.version('swarmctl')}, FDTC version {fdtc.PROTOCOL_VERSION}",
+    )
 
 
 def read_config(kind: type[C], options: argparse.Namespace) -> C:

@@ -14,13 +14,14 @@ import tomllib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError
 
+C = TypeVar("C", bound="Config")
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -29,6 +30,25 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
 CompressionName = Literal["none", "fp16", "topk", "qsgd"]
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """Base of the two configurations: a set of sections."""
+
+    @classmethod
+    def of(cls, **keys: Any) -> Self:
+        """Make a configuration from keys alone; each belongs to one section only.
+
+        Raises:
+            ConfigError: A key is unknown, or its value has a wrong type or is out of range.
+        """
+        sections = {key: name for name in cls.__struct_fields__ for key in _section_type(cls, name).__struct_fields__}
+        flags = {}
+        for key, value in keys.items():
+            if key not in sections:
+                raise ConfigError(f"{cls.__name__} has no key {key!r}{_nearest(key, sections)}")
+            flags[f"{sections[key]}.{key}"] = value
+        return load(cls, flags=flags, environ={})
 
 
 class Section(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -99,7 +119,7 @@ class Checkpointing(Section, frozen=True):
     keep: Positive = 3
 
 
-class CoordinatorConfig(Section, frozen=True):
+class CoordinatorConfig(Config, frozen=True):
     """All of ``coordinator.toml``."""
 
     network: CoordinatorNetwork = CoordinatorNetwork()
@@ -155,7 +175,7 @@ class WorkerCompression(Section, frozen=True):
     levels: Annotated[int, Meta(ge=1, le=255)] | None = None
 
 
-class WorkerConfig(Section, frozen=True):
+class WorkerConfig(Config, frozen=True):
     """All of ``worker.toml``."""
 
     network: WorkerNetwork = WorkerNetwork()
@@ -166,7 +186,6 @@ class WorkerConfig(Section, frozen=True):
     compression: WorkerCompression = WorkerCompression()
 
 
-C = TypeVar("C", CoordinatorConfig, WorkerConfig)
 PREFIX = "FDTC_"
 
 
@@ -247,7 +266,7 @@ def _take_environment(
             raise ConfigError(f"environment variable {name} is unknown{_nearest(name, known)}")
 
 
-def _variables(kind: type[CoordinatorConfig] | type[WorkerConfig]) -> dict[str, tuple[str, str]]:
+def _variables(kind: type[Config]) -> dict[str, tuple[str, str]]:
     return {
         f"{PREFIX}{section}_{key}".upper(): (section, key)
         for section in kind.__struct_fields__
@@ -255,7 +274,7 @@ def _variables(kind: type[CoordinatorConfig] | type[WorkerConfig]) -> dict[str, 
     }
 
 
-def _section_type(kind: type[CoordinatorConfig] | type[WorkerConfig], section: str) -> type[Section]:
+def _section_type(kind: type[Config], section: str) -> type[Section]:
     found: type[Section] = kind.__annotations__[section]
     return found
 

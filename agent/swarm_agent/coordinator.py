@@ -13,11 +13,11 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ import structlog
 from numpy.typing import NDArray
 
 import fdtc
-from fdtc import ErrorCode, Profile, RemoteProtocolError
+from fdtc import ErrorCode, LocalProtocolError, Profile, RemoteProtocolError, State
 from fdtc.messages import ModelTooLargeError, check_tensors
 
 from . import checkpoint
@@ -34,12 +34,13 @@ from .errors import AgentError, CheckpointError, ModelError
 from .http import HttpServer
 from .ledger import ShardLedger
 from .master import Master, Outcome, Refusal, Vector
-from .net import close_socket, listen, send_buffers
+from .net import Buffer, close_socket, listen, send_buffers
 
 log = structlog.get_logger()
 DEFAULT_DIRECTORY = Path("/checkpoints")
 GREETING_SECONDS = 10.0  # within which a new connection must register
 OUTBOX_LIMIT = 1024  # messages waiting for a worker that does not read
+CONVERSATION_OVER = (State.LEAVING, State.FAILED, State.CLOSED)
 RATE_WINDOW = 30.0  # seconds that tokens per second are taken over
 FLUSH_SECONDS = 5.0  # for workers to be told of a shutdown and to say goodbye
 FAREWELL_SECONDS = 2.0  # for a last message to arrive
@@ -121,7 +122,7 @@ class Coordinator:
     ) -> None:
         self.config = config or CoordinatorConfig()
         self.context = self.config.training.context or context
-        self.model_name = model_name or self.config.model.name
+        self.model_name = model_name or "own model"
         self.master = Master(parameters, self.config.training)
         self._check_size()
         self.ledger = ShardLedger(self.config.data.shards)
@@ -183,6 +184,13 @@ class Coordinator:
             http_port=self.http_port,
             min_workers=self.config.training.min_workers,
         )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until all steps are done or a shutdown is asked for; False when the time is up first."""
@@ -414,11 +422,7 @@ class Coordinator:
     def _write(self, peer: Peer) -> None:
         try:
             while (message := peer.outbox.get()) is not None:
-                if isinstance(message, _SendWeights):
-                    self._send_weights(peer)
-                    continue
-                with peer.lock:
-                    buffers = peer.wire.send(message)
+                buffers = self._encode(peer, message)
                 peer.bytes_sent += send_buffers(peer.socket, buffers)
         except OSError as error:
             log.info("can't write to a peer", peer=peer.name, reason=str(error))
@@ -427,16 +431,29 @@ class Coordinator:
         with suppress(OSError):  # the other side was quicker
             peer.socket.shutdown(socket.SHUT_WR)
 
-    def _send_weights(self, peer: Peer) -> None:
+    def _encode(self, peer: Peer, message: "fdtc.Message | _SendWeights") -> Sequence[Buffer]:
+        if isinstance(message, _SendWeights):
+            return self._encode_weights(peer)
+        with peer.lock:
+            try:
+                return peer.wire.send(message)
+            except LocalProtocolError:
+                # The worker may have ended the conversation since this was queued; anything else is our fault.
+                if peer.wire.state not in CONVERSATION_OVER:
+                    raise
+                return []
+
+    def _encode_weights(self, peer: Peer) -> Sequence[Buffer]:
         if peer.weights is None:
             peer.weights = np.empty(self.master.layout.size, np.float32)
         version = self.master.snapshot(peer.weights)
         meta = fdtc.WeightsMeta(version, self.master.learning_rate, self.master.specs)
         data = fdtc.encode_tensors(peer.weights, self.master.specs, fdtc.Compression.NONE)
         with peer.lock:
-            buffers = [*peer.wire.send(meta), *peer.wire.send(fdtc.Weights(memoryview(data)))]
-        peer.base_version = version
-        peer.bytes_sent += send_buffers(peer.socket, buffers)
+            if peer.wire.state in CONVERSATION_OVER:
+                return []
+            peer.base_version = version
+            return [*peer.wire.send(meta), *peer.wire.send(fdtc.Weights(memoryview(data)))]
 
     def _leave(self, peer: Peer, reason: str) -> None:
         peer.outbox.put(None)  # the writer sends what is queued, then closes the socket

@@ -19,6 +19,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
@@ -221,7 +222,7 @@ def open_data(
         DataError: The data is missing, empty, broken, too short for so many shards, or made for another
             tokenizer; or an argument is outside its range. The message says what to do.
     """
-    _check_arguments(context, shard, total_shards, split, on_broken)
+    _check_arguments(context, shard, total_shards, seed, split, on_broken)
     name = str(path_or_name)
     kind = _kind_of(name)
     broken = BrokenLines(name, on_broken)
@@ -261,11 +262,13 @@ def check(path_or_name: str | os.PathLike[str]) -> None:
     _kind_of(str(path_or_name))
 
 
-def _check_arguments(context: int, shard: int, total_shards: int, split: str, on_broken: str) -> None:
+def _check_arguments(context: int, shard: int, total_shards: int, seed: int, split: str, on_broken: str) -> None:
     if context < 1:
         raise DataError(f"the context must be 1 token or more, not {context}.")
     if total_shards < 1 or not 0 <= shard < total_shards:
         raise DataError(f"there is no shard {shard} of {total_shards}; shards count from 0.")
+    if seed < 0:
+        raise DataError(f"the seed must be 0 or more, not {seed}.")
     if split not in SPLITS:
         raise DataError(f"there is no split '{split}'; there are {', '.join(SPLITS)}.")
     if on_broken not in ("refuse", "skip"):
@@ -320,6 +323,7 @@ def _narrowest(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
 # ------------------------------------------------------------------------------------------------- plain text
 
 
+@cache  # a worker opens shard after shard of it
 def built_in_text(name: str) -> tuple[bytes, int]:
     """Return a built-in text as UTF-8, and the byte at which its held-out part begins."""
     folder = resources.files(__package__) / "corpus"
@@ -544,13 +548,14 @@ def tokenize(source: str, target: Path, tokenizer_name: str, on_broken: OnBroken
             file.write(bytes(HEADER.size))
             if kind == "jsonl":
                 texts = read_jsonl(BrokenLines(source, on_broken), "all", 0, 1)
-                count = _write_tokens(file, tokenizer, texts, end=(END_OF_TEXT,))
+                count = _write_tokens(file, tokenizer, texts, separate=True)
                 held_out_from = _first_end_in_last_part(file, count, width)
             else:
                 text, boundary = _text(source)
-                held_out_from = _write_tokens(file, tokenizer, _text_blocks(source, text, 0, boundary))
-                rest = _text_blocks(source, text, boundary, text.size)
-                count = held_out_from + _write_tokens(file, tokenizer, rest)
+                trained = _text_blocks(source, text, 0, boundary)
+                held_out = _text_blocks(source, text, boundary, text.size)
+                held_out_from = _write_tokens(file, tokenizer, trained, separate=False)
+                count = held_out_from + _write_tokens(file, tokenizer, held_out, separate=False)
             header = TokenFile(width, count, held_out_from, tokenizer.vocab_size, tokenizer_name)
             file.seek(0)
             file.write(header.pack())
@@ -560,15 +565,17 @@ def tokenize(source: str, target: Path, tokenizer_name: str, on_broken: OnBroken
     except OSError as error:
         raise DataError(f"can't write {target}: {error.strerror}.") from error
     finally:
-        beside.unlink(missing_ok=True)
+        if beside.exists():
+            beside.unlink()
     return header
 
 
-def _write_tokens(file: BinaryIO, tokenizer: Tokenizer, texts: Iterable[str], end: Sequence[int] = ()) -> int:
+def _write_tokens(file: BinaryIO, tokenizer: Tokenizer, texts: Iterable[str], *, separate: bool) -> int:
     kind = np.dtype(_narrowest(tokenizer.vocab_size)).newbyteorder("<")
+    end = np.array([END_OF_TEXT] if separate else [], kind)
     count = 0
     for text in texts:
-        ids = np.asarray([*tokenizer.encode(text), *end]).astype(kind)
+        ids = np.append(np.asarray(tokenizer.encode(text)).astype(kind), end)
         file.write(ids.tobytes())
         count += ids.size
     return count

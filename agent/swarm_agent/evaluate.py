@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from . import checkpoint, logs
 from .data import WindowSource, open_data
-from .errors import AgentError, CheckpointError, ModelError
+from .errors import AgentError, CheckpointError, DataError, ModelError
 from .rwkv7 import PRESETS, RWKV7
 from .tokenizers import ByteTokenizer, get_tokenizer
 
@@ -38,11 +38,12 @@ def evaluate(model: RWKV7, source: WindowSource, tokens: int = TOKENS) -> Evalua
     """Measure a model on a source's next windows, in the source's order.
 
     Args:
-        model: What to measure. source: Where the text comes from; a held-out split opened with the same
-        arguments gives the same windows. tokens: How many tokens to predict, rounded up to whole windows;
-        fewer if the pass is over before.
+        model: What to measure.
+        source: Where the text comes from; opened with the same arguments, it gives the same windows.
+        tokens: How many tokens to predict, rounded up to whole windows; fewer if the pass is over before.
 
     Raises:
+        DataError: The source's pass is over.
         ModelError: A token is outside the model's vocabulary.
     """
     total, predicted = 0.0, 0
@@ -57,6 +58,8 @@ def evaluate(model: RWKV7, source: WindowSource, tokens: int = TOKENS) -> Evalua
         except ValueError as error:
             raise ModelError(f"the data does not fit the model: {error}.") from error
         predicted += count
+    if not predicted:
+        raise DataError("there is nothing to measure on: the pass over the data is over.")
     return Evaluation(total / predicted, predicted)
 
 
@@ -74,7 +77,7 @@ def open_model(name: str) -> tuple[RWKV7, str]:
         return RWKV7(PRESETS[preset]), name
     path = Path(name)
     if not path.exists():
-        raise CheckpointError(f"there is no {name}. Name a checkpoint, a .safetensors file, or init:rwkv-tiny.")
+        raise CheckpointError(f"there is no {name}. Name a checkpoint, a .safetensors file or init:rwkv-tiny.")
     if path.is_dir():
         path = _checkpoint_in(path)
     try:
@@ -98,13 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m swarm_agent.evaluate", description="Measure a checkpoint's loss on held-out text."
     )
-    parser.add_argument(
-        "checkpoint", help="a checkpoint, a directory of them, a .safetensors file, or init:rwkv-tiny"
-    ) parser.add_argument("--data", default="shakespeare", help="shakespeare, or a .txt, .jsonl or .bin
-    file") parser.add_argument("--tokens", type=_positive, default=TOKENS, help="how many to predict at most
-    (%(default)s)") parser.add_argument("--context", type=_positive, default=CONTEXT, help="tokens per
-    window (%(default)s)") parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args(arguments) logs.configure() try:
+    parser.add_argument("checkpoint", help="a checkpoint, a folder of them, a .safetensors file, init:rwkv-tiny")
+    parser.add_argument("--data", default="shakespeare", help="shakespeare, or a .txt, .jsonl or .bin file")
+    parser.add_argument("--tokens", type=_positive, default=TOKENS, help="how many to predict (%(default)s)")
+    parser.add_argument("--context", type=_positive, default=CONTEXT, help="tokens per window (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    logs.configure()
+    try:
         facts = _evaluate_as_asked(options)
     except AgentError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

@@ -122,8 +122,8 @@ def load_data(config: WorkerConfig, model: TrainableModel) -> DataFactory:
     vocabulary = getattr(getattr(model, "config", None), "vocabulary", None)
     if vocabulary is not None and tokenizer.vocab_size > vocabulary:
         raise DataError(
-            f"the tokenizer '{options.tokenizer}' has {tokenizer.vocab_size} ids and the model {config.model.name} only "
-            f"{vocabulary}. Choose another --tokenizer or --model."
+            f"the tokenizer '{options.tokenizer}' has {tokenizer.vocab_size} ids and the model {config.model.name} "
+            f"only {vocabulary}. Choose another --tokenizer or --model."
         )
     context = context_of(model, config.training.context)
     return lambda shard, total: data.open_data(

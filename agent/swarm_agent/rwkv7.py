@@ -214,7 +214,7 @@ def _initial_block_value(
         "att.k_k": 0.71 - 0.1 * linear,
     }
     if name in vectors:
-        return vectors[name].reshape(shape)
+        return np.reshape(vectors[name], shape)
     constants = {"att.k_a": 1.02, "att.r_k": -0.04, "att.ln_x.weight": ((1 + index) / L) ** 0.7}
     gains = {
         "att.receptance.weight": 1.0,

@@ -418,10 +418,11 @@ class Worker:
                 suggested_batch_size=self.config.training.batch_size,
             )
         )
+        first = self._shard is None
         self._take_shard(ack)
         self._choose_compression(ack)
         log.info(
-            "registered",
+            "registered" if first else "next shard",
             worker=self.worker_id,
             shard=ack.assigned_shard,
             batch_size=ack.batch_size,

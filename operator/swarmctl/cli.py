@@ -17,10 +17,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from . import choose, coordinator, demo, generate, logs, stack
+from . import choose, coordinator, generate, logs, stack
 from .console import Story, output
 from .errors import Exit, InterruptedByUserError, SwarmctlError, UnreachableError, UsageError
 from .local import engine, processes, status
+from .local.observe import Observed, observe
 from .local.state import COORDINATOR, Folder, local_folder
 
 app = typer.Typer(
@@ -78,9 +79,8 @@ def deploy(
         _print_plan(engine.plan(wanted, folder, port, http_port)[1], as_json)
         return
     with _interruptible("what was started goes on in the background", f"swarmctl rm --local --stack {folder.name}"):
-        engine.deploy(wanted, folder, Story(), port=port, http_port=http_port, timeout=timeout)
-    if as_json:
-        _print_json(status.report(_observed(folder)))
+        observed = engine.deploy(wanted, folder, Story(), port=port, http_port=http_port, timeout=timeout)
+    _conclude(observed, as_json)
 
 
 @app.command(name="status")
@@ -124,9 +124,8 @@ def scale(
         _print_plan(processes.difference(old, engine.scaled(old, pairs)), as_json)
         return
     with _interruptible("the new number is kept, and workers go on to start or stop", "swarmctl status --local"):
-        engine.scale(folder, pairs, Story(), timeout=timeout)
-    if as_json:
-        _print_json(status.report(_observed(folder)))
+        observed = engine.scale(folder, pairs, Story(), timeout=timeout)
+    _conclude(observed, as_json)
 
 
 @app.command(name="logs")
@@ -137,7 +136,7 @@ def logs_command(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
     tail: Annotated[int, typer.Option(min=0, help="How many of the last lines of each process.")] = 100,
 ) -> None:
-    """Show what processes have to say: for people on a terminal, JSON lines elsewhere."""
+    """Show logs: for people on a terminal, as JSON lines elsewhere."""
     _only_local(local, f"swarmctl logs {service} --local")
     folder = choose.deployed(stack_name)
     chosen = [logs.Log(name, folder.log(name)) for name in _processes_of(_observed(folder), service)]
@@ -159,7 +158,7 @@ def rm(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a stack and remove it; its checkpoints stay unless --volumes is given."""
+    """Stop a stack and remove it, all but its checkpoints."""
     _only_local(local, "swarmctl rm --local")
     folder = choose.known(stack_name) if volumes else choose.deployed(stack_name)
     deployment = folder.read_deployment()
@@ -174,7 +173,7 @@ def rm(
 
 @app.command()
 def config(stack_name: StackNeeded, local: Local = False, as_json: AsJson = False) -> None:
-    """Check a stack and print it as swarmctl understands it; with --local, what the local engine makes of it."""
+    """Check a stack and print it (--local: the files and commands)."""
     found = stack.load(stack_name)
     if as_json:
         _print_json(found.as_data())
@@ -234,7 +233,9 @@ def demo_command(
     steps: Annotated[int | None, typer.Option(min=1, help="Stop at this version. Default: the stack's.")] = None,
     state: Annotated[Path | None, typer.Option(help="Where to keep it. Default: a new folder each time.")] = None,
 ) -> None:
-    """Train rwkv-tiny on this machine for some minutes, and show what it learnt."""
+    """Train for some minutes here, and show what was learnt."""
+    from . import demo  # it draws; the other commands should not wait for what it needs
+
     with _interruptible("the demo is stopped; its last checkpoint stays", "swarmctl demo"):
         demo.run(minutes=minutes, steps=steps, state=state)
 
@@ -261,8 +262,22 @@ def _control(what: coordinator.Control, local: bool, stack_name: str | None, tim
     Story().done(f"{words} {at}".rstrip(), str(answer.get("path", "")))
 
 
-def _observed(folder: Folder) -> engine.Observed:
-    observed = engine.observe(folder)
+def _conclude(observed: Observed, as_json: bool) -> None:
+    """Say what to type next, and print the status for programs."""
+    at = f"--local --stack {observed.folder.name}"
+    if observed.is_finished:
+        go_on = "# to go on, raise x-fdtc.training.steps in the stack file and deploy again"
+        Story().next(f"swarmctl generate {at}", go_on)
+    elif observed.run_state == "paused":
+        Story().next(f"swarmctl resume {at}")
+    else:
+        Story().next(f"swarmctl status {at} --watch", f"swarmctl logs coordinator {at} -f")
+    if as_json:
+        _print_json(status.report(observed))
+
+
+def _observed(folder: Folder) -> Observed:
+    observed = observe(folder)
     if observed is None:
         raise UnreachableError(
             f"{folder.name} is not deployed on this machine any more", f"swarmctl deploy --stack {folder.name} --local"
@@ -297,7 +312,7 @@ def _pairs(words: list[str]) -> dict[str, int]:
     return wishes
 
 
-def _processes_of(observed: engine.Observed, service: str) -> list[str]:
+def _processes_of(observed: Observed, service: str) -> list[str]:
     every = observed.deployment.processes
     if service == "all":
         return [spec.name for spec in every]

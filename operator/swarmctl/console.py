@@ -34,7 +34,8 @@ class Story:
 
     def done(self, text: str, detail: str = "") -> None:
         """One thing is done."""
-        self.console.print(f"  [green]✓[/] {escape(text)}  [dim]{escape(detail)}[/]")
+        more = f"  [dim]{escape(detail)}[/]" if detail else ""
+        self.console.print(f"  [green]✓[/] {escape(text)}{more}", soft_wrap=True)
 
     def same(self, text: str) -> None:
         """One thing needed no doing."""
@@ -64,9 +65,15 @@ def number(value: float | None, unit: str = "") -> str:
         return "-"
     for limit, prefix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
-            return f"{value / (1e3 if prefix == 'k' else limit):.1f} {prefix}{unit}"
+            scaled = value / (1e3 if prefix == "k" else limit)
+            return f"{scaled:.1f} {prefix}{' ' if len(unit) > 2 else ''}{unit}".rstrip()
     text = f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.1f}"
     return f"{text} {unit}".rstrip()
+
+
+def times(count: int) -> str:
+    """How often: ``once``, ``3 times``."""
+    return "once" if count == 1 else f"{count} times"
 
 
 def duration(seconds: float | None) -> str:

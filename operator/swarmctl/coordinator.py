@@ -59,9 +59,14 @@ def worker(status: Json | None, worker_id: str) -> Json:
 
 
 def bytes_per_token(status: Json) -> float | None:
-    """Gradient bytes that came in for each token trained on."""
-    received, tokens = status.get("bytes_received"), status.get("tokens")
-    return received / tokens if received is not None and tokens else None
+    """Bytes that the workers now connected have sent, for each token that they trained on.
+
+    The coordinator's own totals will not do: its tokens go on from a checkpoint, its bytes begin with the process.
+    """
+    workers = status.get("workers") or []
+    received = sum(w.get("bytes_received") or 0 for w in workers)
+    tokens = sum(w.get("tokens") or 0 for w in workers)
+    return received / tokens if tokens else None
 
 
 def uncompressed_bytes(status: Json) -> int | None:

@@ -137,7 +137,7 @@ def find(name_or_path: str) -> Path:
         return built_in[name_or_path]
     nearest = schema.did_you_mean(name_or_path, built_in)
     raise UsageError(
-        f"there is no built-in stack {name_or_path!r}{nearest}. A file of your own is named by its path.",
+        f"there is no built-in stack {name_or_path!r}{nearest}\nA file of your own is named by its path: ./my.yml",
         *_known_stacks(),
     )
 

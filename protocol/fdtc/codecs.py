@@ -45,7 +45,7 @@ def encode_fp16(vector: Vector, out: Bytes) -> None:
         source, target = vector[start : start + BLOCK], halves[start : start + BLOCK]
         with np.errstate(over="ignore", invalid="ignore"):
             target[:] = source
-            in_range = -_HALF_LIMIT < source.min() and source.max() < _HALF_LIMIT  # false for NaN, too
+            in_range = source.min() > -_HALF_LIMIT and source.max() < _HALF_LIMIT  # false for NaN, too
         if not in_range:
             overflowed = np.isinf(target) & np.isfinite(source)
             target[overflowed] = np.copysign(_HALF_MAX, source[overflowed])
@@ -156,7 +156,8 @@ def _norm(vector: Vector) -> np.float32:
     exact = math.sqrt(squares)
     with np.errstate(over="ignore"):
         norm = np.float32(exact)
-    return norm if norm >= exact or math.isnan(exact) else np.nextafter(norm, np.float32(np.inf))
+        # As Python floats: numpy would compare in float32, in which the two are always equal.
+        return np.nextafter(norm, np.float32(np.inf)) if float(norm) < exact else norm
 
 
 def _quantise(block: Vector, norm: np.float32, levels: int, rng: np.random.Generator) -> npt.NDArray[Any]:

@@ -77,7 +77,7 @@ def malformed(message: str) -> RemoteProtocolError:
 
 def text_to_wire(text: str, size: int) -> bytes:
     """UTF-8 for a field of `size` bytes, not yet padded; a text may fill its field. Raises ValueError."""
-    data = text.encode("utf-8")  # UnicodeEncodeError is a ValueError
+    data = _str(text).encode("utf-8")  # UnicodeEncodeError is a ValueError
     if len(data) > size:
         raise ValueError(f"{len(data)} bytes of UTF-8, the field holds {size}")
     if b"\0" in data:
@@ -96,6 +96,12 @@ def text_from_wire(field: bytes) -> str:
         raise ValueError(f"not UTF-8 at byte {error.start}") from error
 
 
+def _str(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
 def _not_empty(text: str) -> str:
     if not text:
         raise ValueError("is empty")
@@ -112,7 +118,7 @@ def _name(size: int) -> Kind:
 
 def _cut(text: str) -> bytes:
     """An ERROR's text, cut at a character so that it fits: a long reason must not prevent the report."""
-    data = text.replace("\0", " ").encode("utf-8", errors="replace")
+    data = _str(text).replace("\0", " ").encode("utf-8", errors="replace")
     return data[:ERROR_TEXT_SIZE].decode("utf-8", errors="ignore").encode("utf-8")
 
 
@@ -139,7 +145,11 @@ def _flag_from_wire(byte: int) -> bool:
 
 
 def _float(rule: Callable[[float], float]) -> Kind:
-    return Kind("f", to_wire=lambda value: rule(float(value)), from_wire=rule)
+    def to_wire(value: Any) -> float:
+        struct.pack("<f", value)  # OverflowError: a finite number beyond float32
+        return rule(float(value))
+
+    return Kind("f", to_wire, from_wire=rule)
 
 
 def _not_negative(value: float) -> float:

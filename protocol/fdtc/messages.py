@@ -18,6 +18,7 @@ from fdtc.constants import (
     MAX_TENSORS,
     TENSOR_NAME_SIZE,
     MessageType,
+    Profile,
 )
 from fdtc.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from fdtc.fields import (
@@ -303,9 +304,9 @@ def encode_payload(message: Message) -> tuple[bytes, memoryview | None]:
     """
     if isinstance(message, WeightsMeta):
         return _pack_meta(message), None
+    head = LAYOUTS[message.type].pack(message)
     if isinstance(message, Register):
         _check_profile(message, LocalProtocolError)
-    head = LAYOUTS[message.type].pack(message)
     if isinstance(message, Weights | Gradients):
         return head, as_bytes(message.data)
     return head, None
@@ -340,14 +341,13 @@ def as_bytes(data: Any) -> memoryview:
 
 def _check_profile(message: Register, error: Any) -> None:
     if message.protocol_version <= 1 and message.profile > LAST_V1_PROFILE:
-        raise error(f"Register.profile: {message.profile.name} is not a profile of version 1")
+        raise error(f"Register.profile: {Profile(message.profile).name} is not a profile of version 1")
 
 
 def _pack_meta(message: WeightsMeta) -> bytes:
     head = WeightsMetaHead(len(message.tensors), message.global_step, message.learning_rate)
     try:
-        check_tensors(message.tensors)
-        entries = b"".join(_pack_tensor(spec) for spec in message.tensors)
+        entries = b"".join(_pack_tensor(spec) for spec in check_tensors(message.tensors))
     except (ValueError, TypeError, struct.error) as error:
         raise LocalProtocolError(f"WeightsMeta.tensors: {error}") from error
     return LAYOUTS[message.type].pack(head) + entries
@@ -366,8 +366,7 @@ def _unpack_meta(payload: memoryview) -> WeightsMeta:
     if head.num_tensors != len(entries) // _TENSOR.size:
         raise malformed(f"WeightsMeta.num_tensors: {head.num_tensors} announced, {len(entries)} bytes follow")
     try:
-        tensors = tuple(_unpack_tensor(entry) for entry in _TENSOR.iter_unpack(entries))
-        check_tensors(tensors)
+        tensors = check_tensors(_unpack_tensor(entry) for entry in _TENSOR.iter_unpack(entries))
     except ModelTooLargeError as error:
         raise RemoteProtocolError(ErrorCode.TOO_LARGE, f"WeightsMeta.tensors: {error}") from error
     except ValueError as error:
@@ -392,29 +391,30 @@ class ModelTooLargeError(ValueError):
     """The model's weights do not fit in one WEIGHTS message."""
 
 
-def check_tensors(tensors: Iterable[TensorSpec]) -> None:
-    """The rules that a model's list of tensors keeps, on either side.
+def check_tensors(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The tensors, if they keep the rules for a model's list of tensors; stops at the first that does not.
 
     Raises:
         ModelTooLargeError: the weights do not fit in one message of version 1.
         ValueError: any other rule, with the tensor's name.
     """
-    names: set[str] = set()
+    checked: dict[str, TensorSpec] = {}
     total = 0
     for spec in tensors:
         _check_tensor(spec)
-        if spec.name in names:
+        if spec.name in checked:
             raise ValueError(f"two tensors are called {spec.name!r}")
-        names.add(spec.name)
+        checked[spec.name] = spec
         total += spec.numel
-    if not names:
+    if not checked:
         raise ValueError("a model has at least one tensor")
-    if len(names) > MAX_TENSORS:
-        raise ModelTooLargeError(f"{len(names)} tensors, at most {MAX_TENSORS} are possible")
+    if len(checked) > MAX_TENSORS:
+        raise ModelTooLargeError(f"{len(checked)} tensors, at most {MAX_TENSORS} are possible")
     if total * 4 > MAX_PAYLOAD:
         raise ModelTooLargeError(
             f"{total} parameters take {total * 4} bytes, version 1 can carry {MAX_PAYLOAD} in one message"
         )
+    return tuple(checked.values())
 
 
 def _check_tensor(spec: TensorSpec) -> None:

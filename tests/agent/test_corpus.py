@@ -2,11 +2,7 @@
 
 import hashlib
 import json
-import subprocess
-import sys
-import zipfile
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +44,7 @@ def test_whole_plays_are_held_out(facts: dict[str, Any]) -> None:
 
 def test_nothing_but_the_plays_is_in_it() -> None:
     text = built_in_text("shakespeare")[0].decode().lower()
-    for trace in ("gutenberg", "etext", "copyright", "<", "http"):
+    for trace in ("gutenberg", " etext", "copyright", "<", "http"):
         assert trace not in text
 
 
@@ -60,16 +56,3 @@ def test_it_opens_by_name_in_as_many_shards_as_a_coordinator_makes() -> None:
         batch = source.next_batch(4)
         assert batch is not None
         assert batch.shape == (4, 129)
-
-
-def test_the_wheel_holds_the_text(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    wheel = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
-    made = subprocess.run([*wheel, str(root)], capture_output=True, text=True, check=False)
-    if "hatchling" in made.stderr:
-        pytest.skip("hatchling is not installed here, and a test does not fetch it")
-    assert made.returncode == 0, made.stderr
-    (path,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(path).namelist()
-    for name in ("shakespeare.txt.xz", "shakespeare.json", "README.md"):
-        assert f"swarm_agent/corpus/{name}" in names

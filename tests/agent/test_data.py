@@ -224,8 +224,7 @@ def test_texts_of_jsonl_are_parted_by_the_end_of_text(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ token files
 
 
-@pytest.mark.parametrize("name", ["bytes", "world"])
-@pytest.mark.parametrize("block", [100, 1 << 20])
+@pytest.mark.parametrize(("name", "block"), [("bytes", 100), ("bytes", 1 << 20), ("world", 1 << 20)])
 def test_a_tokenised_text_gives_the_same_windows_as_the_text(
     name: str, block: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +374,7 @@ def test_text_that_is_not_utf8_is_refused_with_its_place_where_characters_matter
         ({"shard": 2, "total_shards": 2}, "no shard 2 of 2"),
         ({"shard": -1}, "no shard -1"),
         ({"total_shards": 0}, "no shard 0 of 0"),
+        ({"seed": -1}, "seed"),
         ({"split": "test"}, "no split 'test'"),
         ({"on_broken": "mend"}, "'refuse' or 'skip'"),
     ],
@@ -409,6 +409,7 @@ def test_the_commands_tell_an_error_in_one_line(folder: Path, capsys: pytest.Cap
         ["describe", "nowhere.txt"],
         ["tokenize", str(path), str(path.with_suffix(".tokens"))],
         ["tokenize", str(path), str(folder / "nowhere" / "x.bin")],
+        ["tokenize", str(path), str(path / "x.bin")],
     ):
         assert main(arguments) == 1
         told = capsys.readouterr().err

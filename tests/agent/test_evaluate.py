@@ -46,9 +46,6 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
 
 
 def test_the_loss_is_the_mean_over_every_held_out_window(model: RWKV7, text: Path) -> None:
-    def source() -> object:
-        return open_data(text, tokenizer=get_tokenizer("bytes"), context=24, split="held-out")
-
     opened = open_data(text, tokenizer=get_tokenizer("bytes"), context=24, split="held-out")
     losses = [model.loss(opened.next_batch(1)) for _ in range(opened.windows)]
     opened.reset()

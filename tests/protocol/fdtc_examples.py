@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from fdtc import (
@@ -21,6 +22,7 @@ from fdtc import (
     Profile,
     Register,
     RegisterAck,
+    RemoteProtocolError,
     Resume,
     Role,
     Shutdown,
@@ -73,10 +75,8 @@ def connection_in(state: State, role: Role) -> Connection:
         story = [(Role.WORKER, Error(1, "x"))]
     else:
         connection.feed(b"not a frame of ours")
-        try:
+        with pytest.raises(RemoteProtocolError):
             connection.next_message()
-        except Exception as error:  # noqa: BLE001  any: the assertion below tells
-            assert connection.state is State.FAILED, error
         return connection
     for sender, message in story:
         if sender is role:

@@ -2,49 +2,29 @@
 
 Every change goes through `_bring_about`: it writes the wish down and has the supervisor follow it, so that a command
 that is interrupted anywhere leaves either the old or the new wish. May import: everything of ``local``,
-``coordinator``, ``console``, ``logs``, ``errors``.
+``coordinator``, ``console``, ``errors``.
 """
 
 import shutil
-import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from .. import coordinator
 from ..console import Story
-from ..errors import PartlyDoneError, SwarmctlError, UnreachableError, UsageError, WaitTimeoutError
-from ..logs import Log, human
+from ..errors import StackError, SwarmctlError, UnreachableError, UsageError
 from ..schema import did_you_mean
 from ..stack import Stack
-from . import checkpoints
-from .client import ask, is_supervised, start_supervisor
-from .processes import HOST, Action, Wanted, difference, keep_scale, want
-from .state import (
-    COORDINATOR,
-    Deployment,
-    Folder,
-    ProcessState,
-    State,
-    end_processes,
-    living_process,
-    lock,
-    write,
-)
-
-POLL_INTERVAL_SEC = 0.2
-STOP_TIMEOUT_SEC = 120.0
-CRASHES_TO_GIVE_UP = 3
-LOG_LINES_SHOWN = 12
-
-
-# Changes -------------------------------------------------------------------------------------------------------
+from . import checkpoints, ports
+from .client import ask, start_supervisor
+from .observe import Observed, observe
+from .processes import Action, Wanted, difference, keep_scale, want
+from .state import COORDINATOR, Deployment, Folder, end_processes, lock, write
+from .waiting import STOP_TIMEOUT_SEC, tell_finished, wait_for_training
 
 
 def plan(stack: Stack, folder: Folder, port: int | None, http_port: int | None) -> tuple[Wanted, list[Action]]:
@@ -54,11 +34,13 @@ def plan(stack: Stack, folder: Folder, port: int | None, http_port: int | None) 
     http_port = http_port or (old.http_port if old else 7180)
     if port == http_port:
         raise UsageError(f"--port and --http-port are both {port}; they need to differ")
+    if stack.data.startswith("/") and not Path(stack.data).exists():
+        raise StackError(f"{stack.path}: x-fdtc.data: there is no file {stack.data}")
     wanted = want(stack, folder, keep_scale(stack, old), port, http_port)
     workers, least = sum(wanted.deployment.replicas.values()), wanted.deployment.min_workers
     if workers < least:
         raise UsageError(
-            f"training.min_workers is {least}, but {workers} workers are wished on this machine: it would wait for ever",
+            f"training.min_workers is {least}, but only {workers} workers are wished here: it would wait for ever",
             f"# set x-fdtc.training.min_workers or classes.*.local_replicas in {stack.path}",
         )
     observed = observe(folder)
@@ -95,7 +77,7 @@ def deploy(
             story.same("nothing to change")
         else:
             _bring_about(folder, wanted, actions, story, deadline)
-        return wait_for_training(folder, story, deadline)
+        return wait_for_training(folder, story, deadline, _unchanged(observed, actions))
 
 
 def scale(folder: Folder, wishes: Mapping[str, int], story: Story, *, timeout: float) -> Observed:
@@ -114,7 +96,7 @@ def scale(folder: Folder, wishes: Mapping[str, int], story: Story, *, timeout: f
             story.same("nothing to change")
         else:
             _bring_about(folder, Wanted(deployment, {}), actions, story, deadline)
-        return wait_for_training(folder, story, deadline)
+        return wait_for_training(folder, story, deadline, _unchanged(observed, actions))
 
 
 def scaled(deployment: Deployment, wishes: Mapping[str, int]) -> Deployment:
@@ -174,9 +156,6 @@ def tell(folder: Folder, what: coordinator.Control, timeout: float) -> Mapping[s
     return coordinator.control(observed.deployment.http_port, what, timeout)
 
 
-# How -----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _alone(folder: Folder) -> Iterator[None]:
     """Keep other commands from changing the same stack meanwhile."""
@@ -190,6 +169,14 @@ def _alone(folder: Folder) -> Iterator[None]:
                 f"swarmctl status --local --stack {folder.name}",
             )
         yield
+
+
+def _unchanged(observed: Observed | None, actions: list[Action]) -> set[str]:
+    """Names of the processes that are up and stay as they are."""
+    if observed is None or not observed.supervised or observed.status is None:
+        return set()
+    touched = {action.process for action in actions}
+    return {spec.name for spec in observed.deployment.processes} - touched
 
 
 def _deployed(folder: Folder) -> Observed:
@@ -210,19 +197,19 @@ def _bring_about(folder: Folder, wanted: Wanted, actions: list[Action], story: S
     for path, text in wanted.files.items():
         Path(path).write_text(text, encoding="utf-8")
     write(folder.deployment, wanted.deployment)
-    story.done("the wish is written down", "; ".join(f"{a.kind} {a.process}" for a in actions))
+    story.done("configuration written", "; ".join(f"{a.kind} {a.process}" for a in actions))
     remaining = max(1.0, deadline - time.monotonic())
     if observed and observed.supervised:
         with story.waiting("the supervisor follows it"):
             ask(folder, "follow", remaining)
-        story.done("the supervisor follows it")
+        story.done("supervisor has taken it up")
         return
     left = observed.living if observed else []
     if left:
         story.warn(f"the supervisor was killed; {len(left)} processes that it left are ended first")
     with story.waiting("the supervisor starts"):
         start_supervisor(folder, remaining)
-    story.done("the supervisor is there", f"it restarts what crashes; its log: {folder.log('supervisor')}")
+    story.done("supervisor started", f"it restarts what crashes; its log: {folder.log('supervisor')}")
 
 
 def _stop(observed: Observed, story: Story) -> None:

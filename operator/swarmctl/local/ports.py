@@ -53,6 +53,7 @@ def free_port(first: int) -> int:
 def _owner(port: int) -> psutil.Process | None:
     with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1] == port and connection.pid:
+            listens_there = connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,)
+            if listens_there and connection.pid:
                 return psutil.Process(connection.pid)
     return None

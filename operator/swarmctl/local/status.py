@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import coordinator
-from ..console import duration, number
+from ..console import duration, number, times
 from . import checkpoints
-from .engine import Observed, how_it_ended
+from .observe import Observed, how_it_ended
 from .state import COORDINATOR, ProcessSpec, living_process
 
 Report = dict[str, Any]
@@ -79,10 +79,9 @@ def _state(observed: Observed) -> str:
     if observed.is_finished:
         return "finished"
     if not observed.supervised:
-        left = observed.state.processes.values() if observed.state else ()
-        return "unsupervised" if any(living_process(process) for process in left) else "stopped"
+        return "unsupervised" if observed.living else "stopped"
     if observed.status is not None:
-        return coordinator.run_state(observed.status) or "running"
+        return observed.run_state or "running"
     lead = observed.process(COORDINATOR)
     if lead is None or lead.state in {"waiting", "starting"}:
         return "starting"
@@ -121,7 +120,7 @@ def _process(observed: Observed, spec: ProcessSpec) -> Report:
     elif state == "running" and spec.name != COORDINATOR:
         state = seen.get("state", "connecting")
     elif state == "running" and observed.status is not None:
-        state = coordinator.run_state(observed.status) or state
+        state = observed.run_state or state
     ending = process.last_ending if process else None
     return {
         "name": spec.name,
@@ -152,8 +151,8 @@ def _notes(observed: Observed) -> list[str]:
     for process in (observed.state.processes if observed.state else {}).values():
         if process.restarts:
             ago = f" {duration(time.time() - process.last_ending.at)} ago" if process.last_ending else ""
-            times = "once" if process.restarts == 1 else f"{process.restarts} times"
-            notes.append(f"{process.name} was restarted {times}; last it {how_it_ended(process)}{ago}")
+            how = f"last it {how_it_ended(process)}{ago}"
+            notes.append(f"{process.name} was restarted {times(process.restarts)}; {how}")
     state = _state(observed)
     if state == "unsupervised":
         notes.append(f"the supervisor was killed; to be watched again: swarmctl deploy --stack {name} --local")

@@ -102,17 +102,12 @@ class Supervisor:
             )
             for name, spec in wanted.items():
                 if name not in self.children or self.children[name].has_given_up:
-                    self.children[name] = Child(self, spec, self._earlier_restarts(spec))
+                    self.children[name] = Child(self, spec, self._previous.pop(name, None))
             self.note()
 
     def note(self) -> None:
         """Write down what is known, for `status` and for the next supervisor."""
         write(self.folder.state, self._state())
-
-    def _earlier_restarts(self, spec: ProcessSpec) -> int:
-        """How often it crashed under the supervisor before, if it is still the same."""
-        before = self._previous.pop(spec.name, None)
-        return before.restarts if before and before.fingerprint == spec.fingerprint else 0
 
     def _state(self) -> State:
         return State(os.getpid(), {name: child.state for name, child in self.children.items()})
@@ -152,7 +147,9 @@ class Supervisor:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, one reply, each a line of JSON: ``follow``, ``stop`` or ``ping``."""
         try:
-            request = (await reader.readline()).decode().strip()
+            request = (await reader.readline()).decode("ascii", "replace").strip()
+            if not request:  # somebody only looked whether this supervisor lives
+                return
             if request == "follow":
                 await self.follow_the_wish()
             elif request == "stop":
@@ -171,11 +168,13 @@ class Supervisor:
 class Child:
     """One process: its lives one after another, until it is told to end or has finished."""
 
-    def __init__(self, supervisor: Supervisor, spec: ProcessSpec, restarts: int) -> None:
-        """Start to keep a process that crashed `restarts` times before."""
+    def __init__(self, supervisor: Supervisor, spec: ProcessSpec, before: ProcessState | None) -> None:
+        """Start to keep a process; `before` is what an earlier supervisor knew of it."""
         self.supervisor = supervisor
         self.spec = spec
-        self.state = ProcessState(spec.name, spec.service, spec.fingerprint, restarts=restarts)
+        self.state = ProcessState(spec.name, spec.service, spec.fingerprint)
+        if before and before.fingerprint == spec.fingerprint:
+            self.state.restarts, self.state.last_ending = before.restarts, before.last_ending
         self._told_to_end = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._was_up = False

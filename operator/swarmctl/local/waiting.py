@@ -4,9 +4,10 @@ May import: ``local.observe``, ``local.client``, ``console``, ``logs``, ``errors
 """
 
 import time
+from collections.abc import Iterable
 
 from .. import coordinator
-from ..console import Story
+from ..console import Story, times
 from ..errors import PartlyDoneError, SwarmctlError, WaitTimeoutError
 from ..logs import Log, human
 from . import checkpoints
@@ -18,16 +19,17 @@ from .state import COORDINATOR, Folder
 POLL_INTERVAL_SEC = 0.2
 STOP_TIMEOUT_SEC = 120.0
 CRASHES_TO_GIVE_UP = 3
-LOG_LINES_SHOWN = 12
+LOG_LINES_SHOWN = 6
 
 
-def wait_for_training(folder: Folder, story: Story, deadline: float) -> Observed:
+def wait_for_training(folder: Folder, story: Story, deadline: float, known: Iterable[str] = ()) -> Observed:
     """Wait until every worker takes part and the weights have changed; tell what happens meanwhile.
 
     Args:
         folder: The stack's folder.
         story: Where to tell it.
         deadline: By `time.monotonic`.
+        known: Processes that were there before, of which nothing needs telling.
 
     Returns:
         What was seen at last: all of it trains, or is paused, or is finished.
@@ -37,7 +39,7 @@ def wait_for_training(folder: Folder, story: Story, deadline: float) -> Observed
         PartlyDoneError: Some worker crashes again and again.
         SwarmctlError: The coordinator, or every worker, does.
     """
-    watch = _Watch(folder, story)
+    watch = _Watch(folder, story, known)
     with story.waiting("waits for the coordinator") as show:
         while True:
             observed = _still_deployed(folder)
@@ -62,10 +64,10 @@ def wait_for_training(folder: Folder, story: Story, deadline: float) -> Observed
 class _Watch:
     """What was seen of a stack that comes up, and what of it has been told."""
 
-    def __init__(self, folder: Folder, story: Story) -> None:
+    def __init__(self, folder: Folder, story: Story, known: Iterable[str]) -> None:
         self.folder = folder
         self.story = story
-        self.told: set[str] = set()
+        self.told = set(known)
         self.restarts: dict[str, int] = {}
         self.restarts_at_first: dict[str, int] | None = None
         self.observed: Observed | None = None
@@ -126,7 +128,7 @@ class _Watch:
             process = self.observed.process(name)
             state = process.state if process else "not started"
             if process and process.restarts:
-                state += f", restarted {process.restarts} times"
+                state += f", restarted {times(process.restarts)}"
             words.append(f"{name} ({state})")
         return ", ".join(words) or "the first update"
 
@@ -147,15 +149,16 @@ class _Watch:
             name for name in self.missing if self.restarts.get(name, 0) - at_first.get(name, 0) >= CRASHES_TO_GIVE_UP
         ]
         if crashing:
-            message = f"{', '.join(crashing)} crashes again and again. {self._last_words(crashing[0])}"
+            message = f"again and again there crashes {', '.join(crashing)}. {self._last_words(crashing[0])}"
             log = f"swarmctl logs {crashing[0]} --local --stack {self.folder.name}"
             if len(crashing) < len(self.observed.deployment.processes) - 1:
                 raise PartlyDoneError(f"{message}\nThe others go on.", log)
-            raise SwarmctlError(f"{message}\nThe supervisor goes on trying.", log)
+            remove = f"swarmctl rm --local --stack {self.folder.name}"
+            raise SwarmctlError(f"{message}\nThe supervisor goes on trying.", log, remove)
 
     def _last_words(self, process: str) -> str:
         lines = Log(process, self.folder.log(process)).last_lines(LOG_LINES_SHOWN)
-        return "Its last log lines:\n" + "\n".join(f"  {human(line).plain}" for line in lines)
+        return f"The last log lines of {process}:\n" + "\n".join(f"  {human(line).plain}" for line in lines)
 
 
 def _still_deployed(folder: Folder) -> Observed:
@@ -171,7 +174,7 @@ def _tell_training(observed: Observed, story: Story) -> None:
     at = f"version {status.get('version', '-')}" + (f", loss {loss:.3f}" if loss is not None else "")
     for name, process in (observed.state.processes if observed.state else {}).items():
         if process.restarts:
-            story.warn(f"{name} has been restarted {process.restarts} times; last it {how_it_ended(process)}")
+            story.warn(f"{name} has been restarted {times(process.restarts)}; last it {how_it_ended(process)}")
     if coordinator.run_state(status) == "paused":
         story.warn(f"it is paused at {at}")
     else:

@@ -1,0 +1,130 @@
+"""Checkpoints: whole or not there, verified on load, and a damaged one falls back to the one before."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from swarm_agent import checkpoint
+from swarm_agent.errors import CheckpointError
+
+WEIGHTS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
+OPTIMIZER = {"steps": np.array([3]), "mean": np.ones(6, np.float32)}
+
+
+def save(folder: Path, version: int, keep: int = 3) -> Path:
+    return checkpoint.save(folder, version, WEIGHTS, OPTIMIZER, {"tokens": 10 * version}, keep=keep)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    path = save(tmp_path / "new" / "folder", 7)
+    found = checkpoint.load_newest(tmp_path / "new" / "folder")
+    assert found is not None
+    assert (found.path, found.version, found.manifest["tokens"]) == (path, 7, 70)
+    assert (found.weights["a.weight"] == WEIGHTS["a.weight"]).all()
+    assert (found.optimizer["mean"] == OPTIMIZER["mean"]).all()
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for version in (1, 2, 10, 9_999_999_999):
+        save(tmp_path, version, keep=2)
+    assert [path.name for path in checkpoint.find(tmp_path)] == ["ckpt-000000010", "ckpt-9999999999"]
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert checkpoint.load_newest(tmp_path) is None
+    assert checkpoint.load_newest(tmp_path / "missing") is None
+
+
+def cut(path: Path) -> None:
+    os.truncate(path / checkpoint.WEIGHTS, 40)
+
+
+def flip(path: Path) -> None:
+    file = path / checkpoint.OPTIMIZER
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def drop(path: Path) -> None:
+    (path / checkpoint.WEIGHTS).unlink()
+
+
+def blank(path: Path) -> None:
+    (path / checkpoint.MANIFEST).write_text("{", encoding="utf-8")
+
+
+def other_manifest(path: Path) -> None:
+    (path / checkpoint.MANIFEST).write_text('["format"]', encoding="utf-8")
+
+
+def other_format(path: Path) -> None:
+    file = path / checkpoint.MANIFEST
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("damage", [cut, flip, drop, blank, other_manifest, other_format])
+def test_a_damaged_one_falls_back_to_the_one_before_and_is_set_aside(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    save(tmp_path, 1)
+    damage(save(tmp_path, 2))
+    found = checkpoint.load_newest(tmp_path, set_damaged_aside=True)
+    assert found is not None
+    assert found.version == 1
+    assert (tmp_path / "damaged-ckpt-000000002").is_dir()
+    # It no longer counts among those that are kept.
+    save(tmp_path, 2, keep=1)
+    assert [path.name for path in checkpoint.find(tmp_path)] == ["ckpt-000000002"]
+
+
+def test_when_none_is_whole_it_is_an_error_that_names_each(tmp_path: Path) -> None:
+    cut(save(tmp_path, 1))
+    flip(save(tmp_path, 2))
+    with pytest.raises(CheckpointError, match="cut short") as error:
+        checkpoint.load_newest(tmp_path)
+    assert "SHA-256" in str(error.value)
+    assert len(checkpoint.find(tmp_path)) == 2  # nothing was removed
+
+
+def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    partial = tmp_path / ".partial-000000002-1"
+    partial.mkdir()
+    (partial / checkpoint.WEIGHTS).write_bytes(b"half")
+    found = checkpoint.load_newest(tmp_path)
+    assert found is not None
+    assert found.version == 1
+    save(tmp_path, 2)
+    assert not partial.exists()
+
+
+def test_a_place_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="--checkpoint-dir"):
+        save(tmp_path / "file" / "folder", 1)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_told_and_earlier_checkpoints_stay(small_disk: Path) -> None:
+    save(small_disk, 1)
+    big = {"a.weight": np.ones(100_000, np.float32)}
+    with pytest.raises(CheckpointError, match="disk is full"):
+        checkpoint.save(small_disk, 2, big, OPTIMIZER, {}, keep=3)
+    assert [path.name for path in small_disk.iterdir()] == ["ckpt-000000001"]
+    assert checkpoint.load_newest(small_disk) is not None
