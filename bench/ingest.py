@@ -16,8 +16,19 @@ from multiprocessing.connection import Connection as Pipe
 
 import fdtc
 
-from .tools import ONLY_TAKES_IN, coordinator, gradient_frame, helper, interleave, join, median_ratio, receive_bare
-from .tools import send_buffers, table, take_acks
+from .tools import (
+    ONLY_TAKES_IN,
+    coordinator,
+    gradient_frame,
+    helper,
+    interleave,
+    join,
+    median_ratio,
+    receive_bare,
+    send_buffers,
+    table,
+    take_acks,
+)
 
 IN_FLIGHT = 3  # pushes ahead of their acknowledgements
 ROUND_BYTES = 300_000_000

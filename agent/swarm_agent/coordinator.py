@@ -28,7 +28,7 @@ import fdtc
 from fdtc import ErrorCode, LocalProtocolError, Profile, RemoteProtocolError, State
 from fdtc.messages import ModelTooLargeError, check_tensors
 
-from . import checkpoint
+from . import checkpoint, hardware
 from .config import CoordinatorConfig
 from .errors import AgentError, CheckpointError, ModelError
 from .http import HttpServer
@@ -123,7 +123,8 @@ class Coordinator:
         self.config = config or CoordinatorConfig()
         self.context = self.config.training.context or context
         self.model_name = model_name or "own model"
-        self.master = Master(parameters, self.config.training)
+        threads = min(hardware.usable_cores(), hardware.MOST_THREADS)
+        self.master = Master(parameters, self.config.training, threads=threads)
         self._check_size()
         self.ledger = ShardLedger(self.config.data.shards)
         self.directory = Path(self.config.checkpointing.directory)

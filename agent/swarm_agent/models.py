@@ -8,6 +8,7 @@ May import: ``config``, ``errors``, ``rwkv7``, ``data``, ``tokenizers``.
 
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -126,12 +127,20 @@ def load_data(config: WorkerConfig, model: TrainableModel) -> DataFactory:
             f"only {vocabulary}. Choose another --tokenizer or --model."
         )
     context = context_of(model, config.training.context)
-    return lambda shard, total: data.open_data(
-        path,
-        tokenizer=tokenizer,
-        context=context,
-        shard=shard,
-        total_shards=total,
-        seed=config.training.seed,
-        on_broken=options.on_broken,
-    )
+    opened: Counter[int] = Counter()
+
+    def open_shard(shard: int, total: int) -> DataSource:
+        source = data.open_data(
+            path,
+            tokenizer=tokenizer,
+            context=context,
+            shard=shard,
+            total_shards=total,
+            seed=config.training.seed,
+            on_broken=options.on_broken,
+        )
+        source.seek(data.Position(opened[shard], 0))  # another order each time that the shard comes round
+        opened[shard] += 1
+        return source
+
+    return open_shard

@@ -13,9 +13,8 @@ Clipping makes no copy either: `clip_global_norm` and `clip_each_tensor` return 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +26,8 @@ Vector = NDArray[np.float32]
 PIECE = 32768
 # Short enough for OpenBLAS to stay on this thread, and for a float32 sum of squares to be accurate.
 NORM_PIECE = 8192
+# Pieces (a million elements) below which a busy machine takes longer to wake another thread than that one saves.
+WORTH_SHARING = 32
 
 
 class Multipliers(NamedTuple):
@@ -142,7 +143,7 @@ class Optimizer(ABC):
         self._whole = tuple(_pieces(layout, by_tensor=False))
         self._by_tensor = tuple(_pieces(layout, by_tensor=True))
         self._scratches = [np.empty((2, PIECE), np.float32) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(threads, "optimizer") if threads > 1 else None
+        self._pool = ThreadPoolExecutor(threads - 1, "optimizer") if threads > 1 else None
 
     def step(
         self,
@@ -174,8 +175,8 @@ class Optimizer(ABC):
         self.steps += 1
         pieces, factors = (self._whole, None) if scales.ndim == 0 else (self._by_tensor, scales.tolist())
 
-        def run(share: tuple[_Piece, ...], scratch: Vector) -> None:
-            for place, (rate, decay), tensor in share:
+        def run(scratch: Vector) -> None:
+            for place, (rate, decay), tensor in waiting:
                 rates = _Rates(
                     learning_rate * rate,
                     self.weight_decay * decay,
@@ -183,11 +184,15 @@ class Optimizer(ABC):
                 )
                 self._update(place, weights[place], gradient[place], scratch[:, : place.stop - place.start], rates)
 
-        if self._pool is None:
-            run(pieces, self._scratches[0])
-            return
-        shares = _split(pieces, len(self._scratches))
-        list(self._pool.map(run, shares, self._scratches))
+        # All threads take from one supply, so that one which the system wakes late holds up nobody.
+        waiting = iter(pieces)
+        helpers: list[Future[None]] = []
+        if self._pool is not None and len(pieces) >= WORTH_SHARING:
+            helpers = [self._pool.submit(run, scratch) for scratch in self._scratches[1:]]
+        run(self._scratches[0])
+        for helper in helpers:
+            if not helper.cancel():
+                helper.result()
 
     @abstractmethod
     def _update(self, place: slice, weights: Vector, gradient: Vector, scratch: Vector, rates: _Rates) -> None:
@@ -426,11 +431,6 @@ def _pieces(layout: Layout, *, by_tensor: bool) -> Iterator[_Piece]:
         first = last + 1
 
 
-def _split(pieces: tuple[_Piece, ...], parts: int) -> list[tuple[_Piece, ...]]:
-    bounds = [len(pieces) * part // parts for part in range(parts + 1)]
-    return [pieces[a:b] for a, b in pairwise(bounds)]
-
-
 # --------------------------------------------------------------------------------------------------- clipping
 
 
@@ -480,13 +480,18 @@ def _clip_factor(norm: float, limit: float) -> float:
 
 def _sum_of_squares(values: Vector) -> float:
     """Add up squares in float64, piece by piece; each piece in float32 unless it overflows there."""
-    total = 0.0
-    for start in range(0, values.size, NORM_PIECE):
-        piece = values[start : start + NORM_PIECE]
-        with np.errstate(over="ignore"):
-            squares = float(np.dot(piece, piece))
-        total += squares if math.isfinite(squares) else float(np.square(piece, dtype=np.float64).sum())
-    return total
+    whole = values.size - values.size % NORM_PIECE
+    pieces = values[:whole].reshape(-1, NORM_PIECE)
+    with np.errstate(over="ignore"):
+        # One product of a row and a column for each piece, all in one call: half the time was that of the calls.
+        squares = np.matmul(pieces[:, None, :], pieces[:, :, None]).sum(dtype=np.float64)
+        squares += np.dot(values[whole:], values[whole:])
+    return float(squares) if math.isfinite(squares) else _sum_of_large_squares(values)
+
+
+def _sum_of_large_squares(values: Vector) -> float:
+    pieces = (values[start : start + NORM_PIECE] for start in range(0, values.size, NORM_PIECE))
+    return sum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces)
 
 
 # -------------------------------------------------------------------------------------------------- schedules

@@ -20,6 +20,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -352,14 +353,12 @@ def _minus_inverse(triangles: Array) -> Array:
     # Matrices last: each step is then one vector operation over all of them.
     a = np.ascontiguousarray(triangles.reshape(-1, size * size).T).reshape(size, size, -1)
     inverse = np.zeros_like(a)
-    for row in range(size):
-        if row:
-            np.einsum("mg,mjg->jg", a[row, :row], inverse[:row, :row], out=inverse[row, :row])
-            np.negative(inverse[row, :row], out=inverse[row, :row])
-        inverse[row, row] = 1
-    result = np.ascontiguousarray(inverse.reshape(size * size, -1).T).reshape(triangles.shape)
-    np.negative(result, out=result)
-    return result
+    inverse[0, 0] = -1
+    for row in range(1, size):
+        np.einsum("mg,mjg->jg", a[row, :row], inverse[:row, :row], out=inverse[row, :row])
+        np.negative(inverse[row, :row], out=inverse[row, :row])
+        inverse[row, row] = -1
+    return inverse.reshape(size * size, -1).T.reshape(triangles.shape)
 
 
 def _gate_columns(config: Config, index: int) -> dict[str, slice]:
@@ -389,11 +388,30 @@ def _gate_columns(config: Config, index: int) -> dict[str, slice]:
 #   X = mask ∘ ([dy; z] VUᵀ);  dRA = [dy; z] Sᵀ + X KB;  dKB = Xᵀ RA + VU Dᵀ
 
 
-def _causal_mask(dtype: DTypeLike) -> Array:
+@cache
+def _causal_mask(dtype: np.dtype[Any]) -> Array:
     """[2K, 2K]: r may see its own token, κ only earlier ones."""
     lower = np.tril(np.ones((CHUNK, CHUNK), dtype))
     strict = np.tril(lower, -1)
     return np.block([[lower, lower], [strict, strict]])
+
+
+@cache
+def _cumulative_decay(dtype: np.dtype[Any]) -> Array:
+    """[K, K]: times 2 sigmoid(z) of a chunk's tokens, this is the cumulative sum of log w."""
+    return np.tril(np.full((CHUNK, CHUNK), DECAY, dtype))
+
+
+@cache
+def _decay_sums(dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+    """Three [K, 2K] that sum the parts of dL/d(log w) over tokens: for dRA ∘ RA, dKB ∘ KB, and (VU Dᵀ) ∘ KB.
+
+    What was multiplied by e^cl depends on all log w at or before it (κ's row: strictly before), and what was
+    multiplied by e^−cl too, with the other sign; what reached the next state only on those after it.
+    """
+    upper = np.triu(np.ones((CHUNK, CHUNK), dtype))
+    after, before = np.triu(upper, 1), np.tril(upper.T, -1)
+    return np.hstack([upper, after]), -np.hstack([upper, upper]), np.hstack([before, before])
 
 
 def _scan_forward(arena: Arena, saved: str, batch: int, N: int, RA: Array, KB: Array, VU: Array, eL: Array) -> Array:
@@ -514,39 +532,38 @@ def block_forward(
     _channel_mix_forward(parameters, x, arena, saved)
 
 
-def _shift_forward(hx: Array, batch: int) -> None:
-    """Fill in x(t−1) − x(t), zero before the start, beside x: hx is [R, 2C]."""
-    rows, width = hx.shape
-    texts = hx.reshape(batch, rows // batch, 2, width // 2)
-    np.subtract(texts[:, :-1, 0], texts[:, 1:, 0], out=texts[:, 1:, 1])
-    np.negative(texts[:, 0, 0], out=texts[:, 0, 1])
+def _shift_forward(h: Array, xx: Array, batch: int) -> None:
+    """Write h(t−1) − h(t), with zero before the start, to xx; both are [R, C]."""
+    rows, width = h.shape
+    h, xx = (part.reshape(batch, rows // batch, width) for part in (h, xx))
+    np.subtract(h[:, :-1], h[:, 1:], out=xx[:, 1:])
+    np.negative(h[:, 0], out=xx[:, 0])
 
 
-def _shift_backward(dhx: Array, batch: int) -> Array:
-    """Return dL/dx as a view [R, C] of dhx [R, 2C], which holds dL/dx and dL/d(shift − x) side by side."""
-    rows, width = dhx.shape
-    texts = dhx.reshape(batch, rows // batch, 2, width // 2)
-    texts[:, :, 0] -= texts[:, :, 1]
-    texts[:, :-1, 0] += texts[:, 1:, 1]
-    return dhx[:, : width // 2]
+def _shift_backward(dh: Array, dxx: Array, batch: int) -> None:
+    """Add to dh what comes to it through xx; both are [R, C]."""
+    rows, width = dh.shape
+    dh, dxx = (part.reshape(batch, rows // batch, width) for part in (dh, dxx))
+    dh -= dxx
+    dh[:, :-1] += dxx[:, 1:]
 
 
 def _inner_weights(
     config: Config, index: int, parameters: Mapping[str, Array], arena: Arena
 ) -> tuple[Array, dict[str, slice]]:
-    """Stack w1 a1 v1 g1 beside each other, and their mixed copies below: [h, shift − h] @ this is all inner values.
+    """Stack w1 a1 v1 g1 beside each other, [2, C, inner]: first as they are, for h, then mixed, for xx.
 
-    Since (h + xx ∘ x_w) w1 = h w1 + xx (x_w ∘ w1), one product replaces four mixes and four thin products.
+    Since (h + xx ∘ x_w) w1 = h w1 + xx (x_w ∘ w1), two products replace four mixes and four thin products.
     """
     columns = _gate_columns(config, index)
     C = config.width
-    inner = arena("inner_weights", 2 * C, columns["g"].stop)
+    inner = arena("inner_weights", 2, C, columns["g"].stop)
     inner[...] = 0
     for gate, where in columns.items():
         weight = parameters[f"att.{gate}1"]
-        part = inner[:, where.start : where.start + weight.shape[1]]
-        part[:C] = weight
-        np.multiply(weight, parameters[f"att.x_{gate}"].reshape(C, 1), out=part[C:])
+        plain, mixed = inner[:, :, where.start : where.start + weight.shape[1]]
+        plain[...] = weight
+        np.multiply(weight, parameters[f"att.x_{gate}"].reshape(C, 1), out=mixed)
     return inner, columns
 
 
@@ -577,10 +594,9 @@ def _time_mix_forward(
     def keep(name: str, *shape: int) -> Array:
         return arena(saved + name, *shape)
 
-    hx = keep("hx", R, 2 * C)
-    h, xx = hx[:, :C], hx[:, C:]
+    h, xx = keep("h", R, C), keep("xx", R, C)
     _layer_norm(x, p["ln1.weight"], p["ln1.bias"], keep("normal1", R, C), keep("deviation1", R, 1), out=h)
-    _shift_forward(hx, batch)
+    _shift_forward(h, xx, batch)
 
     # Projections of three mixes of h and its predecessor.
     r, k0, v = keep("r", R, C), keep("k0", R, C), v_first if index == 0 else arena("v", R, C)
@@ -591,7 +607,8 @@ def _time_mix_forward(
 
     # Gates: decay, learning rate α, value residual, output gate.
     inner_weights, columns = _inner_weights(config, index, p, arena)
-    inner = np.matmul(hx, inner_weights, out=keep("inner", R, inner_weights.shape[1]))
+    inner = np.matmul(h, inner_weights[0], out=keep("inner", R, columns["g"].stop))
+    inner += np.matmul(xx, inner_weights[1], out=arena("inner_xx", *inner.shape))
     part = inner[:, columns["w"]]
     np.tanh(part, out=part)
     _sigmoid(inner[:, columns["g"]])
@@ -603,8 +620,7 @@ def _time_mix_forward(
     np.tanh(decay, out=decay)
     decay += 1  # 2 sigmoid
     e_cl = keep("e_cl", chunks, K, C)
-    cumulative = np.tril(np.full((K, K), DECAY, decay.dtype))
-    np.matmul(cumulative, decay.reshape(chunks, K, C), out=e_cl)
+    np.matmul(_cumulative_decay(decay.dtype), decay.reshape(chunks, K, C), out=e_cl)
     np.exp(e_cl, out=e_cl)
     e_minus_cl = np.divide(1, e_cl, out=keep("e_minus_cl", chunks, K, C))
 
@@ -674,14 +690,12 @@ def _channel_mix_forward(parameters: Mapping[str, Array], x: Array, arena: Arena
     batch, time, C = x.shape
     R, p = batch * time, parameters
     x = x.reshape(R, C)
-    hx = arena("ffn_hx", R, 2 * C)
+    h, xx = arena("ffn_h", R, C), arena(saved + "ffn_xx", R, C)
     normal, deviation = arena(saved + "normal2", R, C), arena(saved + "deviation2", R, 1)
-    _layer_norm(x, p["ln2.weight"], p["ln2.bias"], normal, deviation, out=hx[:, :C])
-    _shift_forward(hx, batch)
-    xx = arena(saved + "ffn_xx", R, C)
-    xx[...] = hx[:, C:]
+    _layer_norm(x, p["ln2.weight"], p["ln2.bias"], normal, deviation, out=h)
+    _shift_forward(h, xx, batch)
     mixed = np.multiply(xx, p["ffn.x_k"].reshape(C), out=arena(saved + "ffn_xk", R, C))
-    mixed += hx[:, :C]
+    mixed += h
     hidden = np.matmul(mixed, p["ffn.key.weight"].T, out=arena(saved + "ffn_hidden", R, 4 * C))
     np.maximum(hidden, 0, out=hidden)
     squared = np.multiply(hidden, hidden, out=arena(saved + "ffn_squared", R, 4 * C))
@@ -720,7 +734,7 @@ def block_backward(
 
 def _column_sums(rows: Array, out: Array) -> None:
     """Write the sum over rows [R, C] to a tensor of C elements, whatever its shape."""
-    np.add.reduce(rows, axis=0, out=out.reshape(rows.shape[1]))
+    np.matmul(np.ones(rows.shape[0], rows.dtype), rows, out=out.reshape(rows.shape[1]))
 
 
 def _column_dots(left: Array, right: Array, out: Array) -> None:
@@ -742,11 +756,12 @@ def _channel_mix_backward(
     dhidden *= hidden
     np.matmul(dhidden.T, arena(saved + "ffn_xk", R, C), out=g["ffn.key.weight"])
 
-    dhx = arena("dhx", R, 2 * C)
-    dmixed = np.matmul(dhidden, p["ffn.key.weight"], out=dhx[:, :C])
-    _column_dots(dmixed, arena(saved + "ffn_xx", R, C), g["ffn.x_k"])
-    np.multiply(dmixed, p["ffn.x_k"].reshape(C), out=dhx[:, C:])
-    _residual_norm_backward("2", "ln2", p, g, _shift_backward(dhx, batch), dx, arena, saved)
+    dh, dxx = arena("dh_block", R, C), arena("dxx", R, C)
+    np.matmul(dhidden, p["ffn.key.weight"], out=dh)
+    _column_dots(dh, arena(saved + "ffn_xx", R, C), g["ffn.x_k"])
+    np.multiply(dh, p["ffn.x_k"].reshape(C), out=dxx)
+    _shift_backward(dh, dxx, batch)
+    _residual_norm_backward("2", "ln2", p, g, dh, dx, arena, saved)
 
 
 def _residual_norm_backward(
@@ -789,23 +804,27 @@ def _inner_backward(
     index: int,
     parameters: Mapping[str, Array],
     gradients: Mapping[str, Array],
-    hx: Array,
+    h: Array,
+    xx: Array,
     dinner: Array,
-    dhx: Array,
+    dh: Array,
+    dxx: Array,
     arena: Arena,
 ) -> None:
-    """Go back through the product of [h, shift − h] with the stacked w1 a1 v1 g1; writes dhx [R, 2C]."""
+    """Go back through the products of h and xx with the stacked w1 a1 v1 g1; writes dh and dxx [R, C]."""
     C = config.width
     weights, columns = _inner_weights(config, index, parameters, arena)
-    np.matmul(dinner, weights.T, out=dhx)
-    both = np.matmul(hx.T, dinner, out=arena("inner_gradient", *weights.shape))
+    np.matmul(dinner, weights[0].T, out=dh)
+    np.matmul(dinner, weights[1].T, out=dxx)
+    both = arena("inner_gradient", *weights.shape)
+    np.matmul(h.T, dinner, out=both[0])
+    np.matmul(xx.T, dinner, out=both[1])
     for gate, where in columns.items():
         first = parameters[f"att.{gate}1"]
-        part = both[:, where.start : where.start + first.shape[1]]
-        mix = parameters[f"att.x_{gate}"].reshape(C, 1)
-        np.multiply(part[C:], mix, out=gradients[f"att.{gate}1"])
-        gradients[f"att.{gate}1"] += part[:C]
-        np.einsum("cr,cr->c", part[C:], first, out=gradients[f"att.x_{gate}"].reshape(C))
+        plain, mixed = both[:, :, where.start : where.start + first.shape[1]]
+        np.multiply(mixed, parameters[f"att.x_{gate}"].reshape(C, 1), out=gradients[f"att.{gate}1"])
+        gradients[f"att.{gate}1"] += plain
+        np.einsum("cr,cr->c", mixed, first, out=gradients[f"att.x_{gate}"].reshape(C))
 
 
 def _time_mix_backward(
@@ -828,8 +847,7 @@ def _time_mix_backward(
         return arena(saved + name, *shape)
 
     scratch = arena("scratch", R, C)
-    hx, inner_weights_columns = kept("hx", R, 2 * C), _gate_columns(config, index)
-    columns = inner_weights_columns
+    h, xx, columns = kept("h", R, C), kept("xx", R, C), _gate_columns(config, index)
     inner = kept("inner", R, columns["g"].stop)
     dinner = arena("dinner", *inner.shape)
 
@@ -873,20 +891,14 @@ def _time_mix_backward(
     e_cl, e_minus_cl = kept("e_cl", *chunked), kept("e_minus_cl", *chunked)
     dRA, dKB, dKB_state, dv, decay_part = _scan_backward(arena, saved, batch, N, RA, KB, VU, e_cl[:, -1], YZ)
 
-    # d(log w) is a sum over the tokens of the chunk: at or after for what was multiplied by e^cl, strictly before for
-    # what reached the next state.
-    later = np.triu(np.ones((K, K), dx.dtype))
-    strictly_later, earlier = np.triu(later, 1), np.tril(later.T, -1)
-    product = arena("product", chunks, 2, K, C)
-    dlw, term = arena("dlw", *chunked), scratch.reshape(chunked)
+    dlw, term, product = arena("dlw", *chunked), scratch.reshape(chunked), arena("product", chunks, 2, K, C)
+    from_RA, from_KB, from_state = _decay_sums(dx.dtype)
     np.multiply(dRA, RA, out=product)
-    np.matmul(np.hstack([later, strictly_later]), product.reshape(chunks, 2 * K, C), out=dlw)
+    np.matmul(from_RA, product.reshape(chunks, 2 * K, C), out=dlw)
     np.multiply(dKB, KB, out=product)
-    np.matmul(np.hstack([later, later]), product.reshape(chunks, 2 * K, C), out=term)
-    dlw -= term
+    dlw += np.matmul(from_KB, product.reshape(chunks, 2 * K, C), out=term)
     np.multiply(dKB_state, KB, out=product)
-    np.matmul(np.hstack([earlier, earlier]), product.reshape(chunks, 2 * K, C), out=term)
-    dlw += term
+    dlw += np.matmul(from_state, product.reshape(chunks, 2 * K, C), out=term)
     dlw += decay_part[:, None]
 
     # Decay's gate: log w = DECAY (1 + t), t = tanh(z/2), and dt/dz = (1 − t²)/2, with `decay` = 1 + t.
@@ -958,19 +970,20 @@ def _time_mix_backward(
         _outer_backward("v", inner[:, where], dz, dinner[:, where], p, g)
 
     # Inner maps, projections and their mixes, shift, norm.
-    dhx, mix_gradient = arena("dhx", R, 2 * C), arena("mix_gradient", C)
+    dh, dxx, mix_gradient = arena("dh_block", R, C), arena("dxx", R, C), arena("mix_gradient", C)
     for mix in ("r", "k", "v"):  # x_v mixes for two: the projection and its gate
         g[f"att.x_{mix}"][...] = 0
-    _inner_backward(config, index, p, g, hx, dinner, dhx, arena)
+    _inner_backward(config, index, p, g, h, xx, dinner, dh, dxx, arena)
     for mix, weight, dout in (("r", "receptance", dr), ("k", "key", dk0), ("v", "value", dv)):
         np.matmul(dout.T, kept(f"x{mix}", R, C), out=g[f"att.{weight}.weight"])
         dmix = np.matmul(dout, p[f"att.{weight}.weight"], out=scratch)
-        dhx[:, :C] += dmix
-        _column_dots(dmix, hx[:, C:], mix_gradient)
+        dh += dmix
+        _column_dots(dmix, xx, mix_gradient)
         g[f"att.x_{mix}"].reshape(C)[...] += mix_gradient
         dmix *= p[f"att.x_{mix}"].reshape(C)
-        dhx[:, C:] += dmix
-    _residual_norm_backward("1", "ln1", p, g, _shift_backward(dhx, batch), dx, arena, saved)
+        dxx += dmix
+    _shift_backward(dh, dxx, batch)
+    _residual_norm_backward("1", "ln1", p, g, dh, dx, arena, saved)
 
 
 # --- The model --------------------------------------------------------------------------------------------------
@@ -1016,6 +1029,7 @@ class RWKV7:
             self.parameters[name][...] = values
         self._blocks = [_of_block(self.parameters, index) for index in range(config.layers)]
         self._arena = Arena(dtype)
+        self._gradients: dict[str, Array] = {}  # made when first asked for: generation needs none
 
     @property
     def num_parameters(self) -> int:
@@ -1026,6 +1040,12 @@ class RWKV7:
     def flat_gradients(self) -> Array:
         """All gradients in one vector, as the last call of `loss_and_gradients` left them."""
         return self._arena("gradients", self.num_parameters)
+
+    def _gradient_views(self) -> dict[str, Array]:
+        if not self._gradients:
+            self._gradients = _views(self.flat_gradients, parameter_shapes(self.config))
+            self._block_gradients = [_of_block(self._gradients, index) for index in range(self.config.layers)]
+        return self._gradients
 
     def loss_and_gradients(self, batch: Array) -> tuple[float, Mapping[str, Array]]:
         """Compute the mean cross-entropy of the next token, and its gradient.
@@ -1040,7 +1060,7 @@ class RWKV7:
             ValueError: The batch is no such array, or a token is outside the vocabulary.
         """
         tokens, targets = self._split(batch)
-        gradients = _views(self.flat_gradients, parameter_shapes(self.config))
+        gradients = self._gradient_views()
         x = self._trunk_forward(tokens, keep=True)
         loss, dx = self._head(x, targets, gradients)
         self._trunk_backward(tokens, dx, gradients)
@@ -1089,7 +1109,8 @@ class RWKV7:
 
     def _padded(self, tokens: Array) -> Array:
         """Fill up time to whole chunks. What stands there cannot be seen by earlier tokens."""
-        return np.pad(tokens, ((0, 0), (0, -tokens.shape[1] % CHUNK)))
+        missing = -tokens.shape[1] % CHUNK
+        return np.pad(tokens, ((0, 0), (0, missing))) if missing else tokens
 
     def _trunk_forward(self, tokens: Array, keep: bool) -> Array:
         """Return [B, T padded, C], the input of the last norm."""
@@ -1155,12 +1176,11 @@ class RWKV7:
         dv_first = self._arena("dv_first", *dx.shape)
         dv_first[...] = 0
         for index in reversed(range(self.config.layers)):
-            block_gradients = _of_block(gradients, index)
             block_backward(
                 self.config,
                 index,
                 self._blocks[index],
-                block_gradients,
+                self._block_gradients[index],
                 dx,
                 dv_first,
                 self._arena,

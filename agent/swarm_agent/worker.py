@@ -32,6 +32,7 @@ from .net import close_socket, send_buffers
 
 log = structlog.get_logger()
 CONNECT_SECONDS = 20.0
+COMPLAINT_SECONDS = 1.0
 MISSED_HEARTBEATS = 3
 # What trying again will not mend.
 FINAL_ERRORS = (
@@ -156,18 +157,14 @@ class Session:
         return self.paused or self.rebase or self.shut_down or self.worker.stopping or self._error is not None
 
     def send(self, message: fdtc.Message) -> None:
-        """Send one message.
+        """Send one message, from the training loop.
 
         Raises:
             Disconnected: The connection broke.
+            Stopped: It broke, and the worker should end anyway.
         """
         try:
-            with self._sending:
-                if self._closed.is_set():
-                    raise Disconnected("the session is over")
-                with self._changed:
-                    buffers = self.wire.send(message)
-                self.worker.bytes_sent += send_buffers(self.socket, buffers)
+            self._transmit(message)
         except OSError as error:
             self._end(error)
             self.check()
@@ -178,7 +175,7 @@ class Session:
         with self._sending:
             if self.ack and not self._closed.is_set():
                 with suppress(OSError):  # the connection is gone: so are we
-                    self.send(fdtc.Deregister(self.worker.worker_id))
+                    self._transmit(fdtc.Deregister(self.worker.worker_id))
             self._closed.set()
 
     def wake(self) -> None:
@@ -203,16 +200,45 @@ class Session:
                     self.wire.received(size)
                 while True:
                     with self._changed:
-                        message = self.wire.next_message()
+                        message = self._next_message()
                         if message is None:
                             break
                         self._take(message)
                         self._changed.notify_all()
                     if isinstance(message, fdtc.StatusRequest):
-                        self.send(self.worker.status())
+                        self._transmit(self.worker.status())
             self._end(Disconnected("the coordinator closed the connection"))
-        except (OSError, RemoteProtocolError) as error:
+        except RemoteProtocolError as error:
+            self._complain(error)
             self._end(error)
+        except OSError as error:
+            self._end(error)
+
+    def _next_message(self) -> fdtc.Message | None:
+        try:
+            return self.wire.next_message()
+        except RemoteProtocolError as error:
+            self._error = self._error or error  # at once, so that no other thread sends on
+            raise
+
+    def _transmit(self, message: fdtc.Message) -> None:
+        with self._sending:
+            with self._changed:
+                if self._closed.is_set() or self._error is not None:
+                    raise Disconnected("the session is over")
+                buffers = self.wire.send(message)
+            self.worker.bytes_sent += send_buffers(self.socket, buffers)
+
+    def _complain(self, error: RemoteProtocolError) -> None:
+        """Tell the coordinator what it did wrong, unless it has said goodbye or does not read."""
+        if self._error is not error or not self._sending.acquire(timeout=COMPLAINT_SECONDS):
+            return
+        try:
+            send_buffers(self.socket, self.wire.send(fdtc.Error(error.code, str(error))))
+        except OSError:
+            log.debug("the complaint did not arrive", reason=str(error))
+        finally:
+            self._sending.release()
 
     def _take(self, message: fdtc.Message) -> None:
         match message:
@@ -237,7 +263,7 @@ class Session:
             case fdtc.Shutdown():
                 self.shut_down = True
             case fdtc.Error():
-                self._error = _error_from(message)
+                self._end(_error_from(message))
             case fdtc.HeartbeatAck() | fdtc.StatusRequest():
                 pass  # the one only shows that the coordinator lives; the other is answered by the caller
             case _:
@@ -262,9 +288,10 @@ class Session:
             if self.ack is None:
                 continue
             try:
-                self.send(self.worker.heartbeat())
-            except OSError:
-                return  # the session has ended, and `send` has noted why
+                self._transmit(self.worker.heartbeat())
+            except OSError as error:
+                self._end(error)
+                return
 
     def _end(self, error: Exception) -> None:
         with self._changed:

@@ -52,17 +52,14 @@ class Progress:
     """What was seen of the training so far."""
 
     began: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0  # how long it has been going on
     versions: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     latest: dict[str, Any] = field(default_factory=dict)  # the last report of the stack
 
-    @property
-    def seconds(self) -> float:
-        """How long it has been going on."""
-        return time.monotonic() - self.began
-
     def take(self, report: dict[str, Any]) -> None:
         """Take in a report."""
+        self.seconds = time.monotonic() - self.began
         training = report["training"]
         if not training:
             return

@@ -148,16 +148,13 @@ def encode_qsgd(vector: Vector, levels: int, rng: np.random.Generator, out: Byte
 
 
 def _norm(vector: Vector) -> np.float32:
-    """The L2 norm, summed in float64 and rounded up, so that no |x| / norm is above 1."""
+    """The L2 norm, summed in float64. Rounding keeps order, so it is not below any |x|: no level is exceeded."""
     squares = 0.0
     for start in range(0, len(vector), BLOCK):
         block = vector[start : start + BLOCK].astype(np.float64)
         squares += float(block @ block)
-    exact = math.sqrt(squares)
-    with np.errstate(over="ignore"):
-        norm = np.float32(exact)
-        # As Python floats: numpy would compare in float32, in which the two are always equal.
-        return np.nextafter(norm, np.float32(np.inf)) if float(norm) < exact else norm
+    with np.errstate(over="ignore", under="ignore"):
+        return np.float32(math.sqrt(squares))
 
 
 def _quantise(block: Vector, norm: np.float32, levels: int, rng: np.random.Generator) -> npt.NDArray[Any]:

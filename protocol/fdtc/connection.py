@@ -12,7 +12,7 @@ Sending::
     sock.sendmsg(connection.send(Heartbeat(...)))  # mind partial writes
 """
 
-from fdtc.constants import MAX_PAYLOAD, MessageType
+from fdtc.constants import MessageType
 from fdtc.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from fdtc.framing import FrameDecoder, encode
 from fdtc.messages import (
@@ -112,12 +112,13 @@ class Connection:
                 ErrorCode.ILLEGAL_STATE,
                 f"{type_.name} from the {self.role.peer.value} is not legal when {self.state.value}",
             )
-        if length > min(self.limits[type_], MAX_PAYLOAD) and len(PAYLOAD_SIZES[type_]) > 1:
+        sizes = PAYLOAD_SIZES[type_]
+        if len(sizes) > 1 and length > self.limits[type_]:  # a struct of one size is just the wrong size
             raise RemoteProtocolError(
                 ErrorCode.TOO_LARGE, f"{type_.name} of {length} bytes, the limit is {self.limits[type_]}"
             )
         announced = length == self._weights_size or type_ is not MessageType.WEIGHTS
-        if length not in PAYLOAD_SIZES[type_] or not announced:
+        if length not in sizes or not announced:
             raise RemoteProtocolError(ErrorCode.MALFORMED, f"{type_.name} cannot be {length} bytes long here")
 
     def _advance(self, message: Message) -> None:

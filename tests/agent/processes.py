@@ -145,6 +145,9 @@ class Coordinator(Process):
         return self.when(lambda status: status["version"] >= goal, f"version {goal}")
 
 
+P = TypeVar("P", bound=Process)
+
+
 class Swarm:
     """The processes of one test."""
 
@@ -164,9 +167,7 @@ class Swarm:
         data = ("--data", "linear_model:Rows", "--accumulation-steps", "1")
         return self._start(Process, "worker_command", (*given, *LINEAR, *data, *options), patience | settings)
 
-    def _start(
-        self, kind: type["P"], module: str, options: tuple[str, ...], settings: Mapping[str, object]
-    ) -> "P":
+    def _start(self, kind: type[P], module: str, options: tuple[str, ...], settings: Mapping[str, object]) -> P:
         folder = self.folder / f"process-{len(self.processes)}"
         if kind is Coordinator and "--checkpoint-dir" not in options:
             options = (*options, "--checkpoint-dir", str(self.checkpoints))
@@ -185,6 +186,3 @@ class Swarm:
                 process.kill()
         for process in self.processes:
             assert "Traceback" not in process.output, process.output
-
-
-P = TypeVar("P", bound=Process)

@@ -23,7 +23,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "blocks.0.ln1.weight": (24,),
     "blocks.0.att.w0": (1, 1, 24),
     "blocks.0.att.output.weight": (24, 24),
-    "blocks.0.ffn.key.weight": (2000, 24),  # longer than one piece
+    "blocks.0.ffn.key.weight": (96, 24),
     "scalar": (),
 }
 RATE = 3e-3
@@ -71,6 +71,15 @@ CASES: dict[str, tuple[str, dict[str, object], TorchMaker]] = {
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
+
+
+@pytest.fixture(autouse=True)
+def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make small vectors take several pieces, with a last one that is not full, and several threads."""
+    monkeypatch.setattr(optim, "PIECE", 1000)
+    monkeypatch.setattr(optim, "NORM_PIECE", 500)
+    monkeypatch.setattr(optim, "WORTH_SHARING", 2)
+    monkeypatch.setattr(optim, "WORTH_SHARING", 0)
 
 
 @pytest.fixture

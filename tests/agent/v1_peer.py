@@ -19,6 +19,7 @@ STATUS_REQ, STATUS = 0x50, 0x51
 ERROR = 0xFF
 NONE, FP16, TOPK, QSGD = range(4)
 PI_3 = 0  # the first profile
+BATCH = 8  # that our coordinator here assigns
 
 HEADER = struct.Struct("<IBI")
 REGISTER_BODY = struct.Struct("<64sBIIQI")
@@ -155,20 +156,24 @@ class Coordinator(Link):
         connection.settimeout(30)
         super().__init__(connection)
 
-    def welcome(self, *, shard: int = 0, shards: int = 4, compression: int = NONE, version: int = 0) -> str:
+    def welcome(self, *, shard: int = 0) -> str:
         """Await a REGISTER, accept it and start the worker; return its id."""
         fields = REGISTER_BODY.unpack(self.expect(REGISTER))
         assert fields[1] == 1
-        self.acknowledge(shard=shard, shards=shards, compression=compression, version=version)
+        self.acknowledge(shard=shard)
         self.send(START)
         return str(fields[0].rstrip(b"\0").decode())
 
-    def acknowledge(self, *, shard: int, shards: int, compression: int, version: int) -> None:
-        self.send(REGISTER_ACK, REGISTER_ACK_BODY.pack(True, shard, shards, 8, 1, compression, 0.5, version))
+    def acknowledge(self, *, shard: int) -> None:
+        """Accept a REGISTER: this shard of four, and no compression."""
+        self.send(REGISTER_ACK, REGISTER_ACK_BODY.pack(True, shard, 4, BATCH, 1, NONE, 0.5, 0))
 
     def give_weights(self, version: int, tensors: dict[str, list[float]]) -> None:
-        """Await a WEIGHTS_REQ and answer it; every tensor has one dimension."""
-        self.expect(WEIGHTS_REQ)
+        """Await a WEIGHTS_REQ and answer it; every tensor has one dimension. A gradient on its way is taken."""
+        while (type_ := self.receive()[0]) != WEIGHTS_REQ:
+            assert type_ in (GRADIENTS, HEARTBEAT, STATUS), type_
+            if type_ == GRADIENTS:
+                self.send(GRADIENTS_ACK)
         meta = META_HEAD.pack(len(tensors), version, 0.1)
         for name, values in tensors.items():
             shape = (len(values), *(0,) * 7)

@@ -115,7 +115,7 @@ def expected_lines(message: Message) -> Iterator[str]:
     for name in message.__slots__:
         value = getattr(message, name)
         if name == "tensors":
-            for spec in message.tensors:  # type: ignore[union-attr]
+            for spec in message.tensors:
                 yield f"name {spec.name}"
                 yield f"ndim {len(spec.shape)}"
                 yield from (f"shape {size}" for size in (*spec.shape, *[0] * 8)[:8])

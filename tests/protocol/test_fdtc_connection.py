@@ -205,7 +205,7 @@ def test_the_state_table_is_demanded_of_peers(role: Role, state: State) -> None:
             assert caught.value.code is ErrorCode.ILLEGAL_STATE
             assert type_.name in caught.value.message
         elif state is not State.LEAVING or type_ is not MessageType.WEIGHTS:
-            assert kept(connection.next_message()) == message  # type: ignore[arg-type]
+            assert kept(connection.next_message()) == message
             assert connection.state is TRANSITIONS.get((state, type_), state)
 
 

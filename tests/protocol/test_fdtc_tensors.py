@@ -297,7 +297,7 @@ def test_a_vector_that_does_not_fit_is_our_error(vector: Any) -> None:
 @pytest.mark.parametrize("options", [{"topk_ratio": -0.1}, {"topk_ratio": 1.1}, {"topk_ratio": math.nan}])
 def test_a_ratio_out_of_range_is_our_error(options: dict[str, float]) -> None:
     with pytest.raises(LocalProtocolError, match="topk_ratio"):
-        encoded_size(one(10), Compression.TOPK, **options)  # type: ignore[arg-type]
+        encoded_size(one(10), Compression.TOPK, **options)
 
 
 @pytest.mark.parametrize("levels", [0, 256, -1])

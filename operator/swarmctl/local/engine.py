@@ -209,7 +209,7 @@ def _bring_about(folder: Folder, wanted: Wanted, actions: list[Action], story: S
         story.warn(f"the supervisor was killed; {len(left)} processes that it left are ended first")
     with story.waiting("the supervisor starts"):
         start_supervisor(folder, remaining)
-    story.done("supervisor started", f"it restarts what crashes; its log: {folder.log('supervisor')}")
+    story.done("supervisor started", "it restarts what crashes")
 
 
 def _stop(observed: Observed, story: Story) -> None:

@@ -127,6 +127,7 @@ class _Watch:
         for name in self.missing:
             process = self.observed.process(name)
             state = process.state if process else "not started"
+            state = "connects" if state == "running" else state
             if process and process.restarts:
                 state += f", restarted {times(process.restarts)}"
             words.append(f"{name} ({state})")
