@@ -26,8 +26,8 @@ Vector = NDArray[np.float32]
 PIECE = 32768
 # Short enough for OpenBLAS to stay on this thread, and for a float32 sum of squares to be accurate.
 NORM_PIECE = 8192
-# Pieces (a million elements) below which a busy machine takes longer to wake another thread than that one saves.
-WORTH_SHARING = 32
+# Pieces (two million elements) below which a busy machine takes longer to wake another thread than that one saves.
+WORTH_SHARING = 64
 
 
 class Multipliers(NamedTuple):
@@ -142,8 +142,9 @@ class Optimizer(ABC):
         self.steps = 0
         self._whole = tuple(_pieces(layout, by_tensor=False))
         self._by_tensor = tuple(_pieces(layout, by_tensor=True))
-        self._scratches = [np.empty((2, PIECE), np.float32) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(threads - 1, "optimizer") if threads > 1 else None
+        helpers = threads - 1 if len(self._whole) >= WORTH_SHARING else 0
+        self._scratches = [np.empty((2, PIECE), np.float32) for _ in range(1 + helpers)]
+        self._pool = ThreadPoolExecutor(helpers, "optimizer") if helpers else None
 
     def step(
         self,
@@ -187,7 +188,7 @@ class Optimizer(ABC):
         # All threads take from one supply, so that one which the system wakes late holds up nobody.
         waiting = iter(pieces)
         helpers: list[Future[None]] = []
-        if self._pool is not None and len(pieces) >= WORTH_SHARING:
+        if self._pool is not None:
             helpers = [self._pool.submit(run, scratch) for scratch in self._scratches[1:]]
         run(self._scratches[0])
         for helper in helpers:

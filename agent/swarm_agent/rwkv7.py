@@ -19,6 +19,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -989,6 +990,17 @@ def _time_mix_backward(
 # --- The model --------------------------------------------------------------------------------------------------
 
 
+class _Lane:
+    """What one thread needs to go through its slice of a batch: buffers, and gradients of its own."""
+
+    def __init__(self, config: Config, dtype: DTypeLike) -> None:
+        self.arena = Arena(dtype)
+        shapes = parameter_shapes(config)
+        self.flat_gradients = np.zeros(sum(math.prod(shape) for shape in shapes.values()), dtype)
+        self.gradients = _views(self.flat_gradients, shapes)
+        self.blocks = [_of_block(self.gradients, index) for index in range(config.layers)]
+
+
 class RWKV7:
     """An RWKV-7 language model: parameters, loss, gradients, and one token at a time for generation.
 
@@ -996,7 +1008,8 @@ class RWKV7:
         config: Sizes.
         parameters: Tensors by official name. Each is a view of `flat_parameters`; change contents in place.
         flat_parameters: All parameters in one vector, in the order of `parameters`.
-        flat_gradients: The gradients that `loss_and_gradients` returned last, in the same order.
+        threads: Into how many slices `loss_and_gradients` cuts a batch, each gone through by a thread of its own, with
+            buffers and gradients of its own. Worth it only if BLAS is kept to one thread meanwhile.
     """
 
     def __init__(
@@ -1005,6 +1018,7 @@ class RWKV7:
         parameters: Mapping[str, Array] | None = None,
         seed: int = 0,
         dtype: DTypeLike = np.float32,
+        threads: int = 1,
     ) -> None:
         """Take the parameters given, copied, or start as the official training code does.
 
@@ -1013,6 +1027,7 @@ class RWKV7:
             parameters: Tensors by official name; must match the sizes.
             seed: Of the start values, if no parameters are given.
             dtype: float32, or float64 to check gradients.
+            threads: See the attribute.
 
         Raises:
             ValueError: A tensor is missing, unexpected or has the wrong shape.
@@ -1028,8 +1043,10 @@ class RWKV7:
         for name, values in source:
             self.parameters[name][...] = values
         self._blocks = [_of_block(self.parameters, index) for index in range(config.layers)]
-        self._arena = Arena(dtype)
-        self._gradients: dict[str, Array] = {}  # made when first asked for: generation needs none
+        self.threads = threads
+        self._arena = Arena(dtype)  # of what needs no gradient
+        self._lanes: list[_Lane] = []  # made when first needed: generation needs none
+        self._pool: ThreadPoolExecutor | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -1038,14 +1055,13 @@ class RWKV7:
 
     @property
     def flat_gradients(self) -> Array:
-        """All gradients in one vector, as the last call of `loss_and_gradients` left them."""
-        return self._arena("gradients", self.num_parameters)
+        """All gradients in one vector, ordered as the parameters, as `loss_and_gradients` left them last."""
+        return self._lane(0).flat_gradients
 
-    def _gradient_views(self) -> dict[str, Array]:
-        if not self._gradients:
-            self._gradients = _views(self.flat_gradients, parameter_shapes(self.config))
-            self._block_gradients = [_of_block(self._gradients, index) for index in range(self.config.layers)]
-        return self._gradients
+    def _lane(self, number: int) -> _Lane:
+        while len(self._lanes) <= number:
+            self._lanes.append(_Lane(self.config, self.flat_parameters.dtype))
+        return self._lanes[number]
 
     def loss_and_gradients(self, batch: Array) -> tuple[float, Mapping[str, Array]]:
         """Compute the mean cross-entropy of the next token, and its gradient.
@@ -1060,11 +1076,28 @@ class RWKV7:
             ValueError: The batch is no such array, or a token is outside the vocabulary.
         """
         tokens, targets = self._split(batch)
-        gradients = self._gradient_views()
-        x = self._trunk_forward(tokens, keep=True)
-        loss, dx = self._head(x, targets, gradients)
-        self._trunk_backward(tokens, dx, gradients)
-        return loss, gradients
+        lanes = [self._lane(number) for number in range(max(1, min(self.threads, len(tokens))))]
+        edges = [len(tokens) * number // len(lanes) for number in range(len(lanes) + 1)]
+
+        def go(number: int) -> float:
+            rows = slice(edges[number], edges[number + 1])
+            return self._loss_and_gradients(lanes[number], tokens[rows], targets[rows], targets.size)
+
+        if len(lanes) == 1:
+            return go(0), lanes[0].gradients
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, "rwkv7")
+        loss = sum(self._pool.map(go, range(len(lanes))))
+        for lane in lanes[1:]:
+            lanes[0].flat_gradients += lane.flat_gradients
+        return loss, lanes[0].gradients
+
+    def _loss_and_gradients(self, lane: _Lane, tokens: Array, targets: Array, total: int) -> float:
+        """Return a slice's part of the mean loss over `total` tokens, and leave its part of the gradient in the lane."""
+        x = self._trunk_forward(lane.arena, tokens, keep=True)
+        loss, dx = self._head(lane.arena, x, targets, total, lane.gradients)
+        self._trunk_backward(lane, tokens, dx)
+        return loss
 
     def loss(self, batch: Array) -> float:
         """Compute the mean cross-entropy in nats per token of a batch [B, T+1].
@@ -1073,7 +1106,8 @@ class RWKV7:
             ValueError: The batch is no such array, or a token is outside the vocabulary.
         """
         tokens, targets = self._split(batch)
-        return self._head(self._trunk_forward(tokens, keep=False), targets, None)[0]
+        x = self._trunk_forward(self._arena, tokens, keep=False)
+        return self._head(self._arena, x, targets, targets.size, None)[0]
 
     def forward(self, tokens: Array) -> Array:
         """Return logits [B, T, V] for tokens [B, T].
@@ -1082,10 +1116,9 @@ class RWKV7:
             ValueError: The tokens are no such array, or one is outside the vocabulary.
         """
         tokens = self._checked(tokens, 2)
-        x = self._trunk_forward(tokens, keep=False)[:, : tokens.shape[1]]
-        return self._norm_out(np.ascontiguousarray(x).reshape(-1, self.config.width)).reshape(x.shape) @ (
-            self.parameters["head.weight"].T
-        )
+        x = self._trunk_forward(self._arena, tokens, keep=False)[:, : tokens.shape[1]]
+        h = self._norm_out(self._arena, x.reshape(-1, self.config.width))
+        return np.asarray(h @ self.parameters["head.weight"].T).reshape(*tokens.shape, -1)
 
     # Loss and trunk.
 
@@ -1112,86 +1145,89 @@ class RWKV7:
         missing = -tokens.shape[1] % CHUNK
         return np.pad(tokens, ((0, 0), (0, missing))) if missing else tokens
 
-    def _trunk_forward(self, tokens: Array, keep: bool) -> Array:
+    def _trunk_forward(self, arena: Arena, tokens: Array, keep: bool) -> Array:
         """Return [B, T padded, C], the input of the last norm."""
         tokens = self._padded(tokens)
         (batch, time), C, p = tokens.shape, self.config.width, self.parameters
         R = batch * time
-        x, v_first = self._arena("x", batch, time, C), self._arena("v_first", batch, time, C)
-        embedded = np.take(p["emb.weight"], tokens.reshape(R), axis=0, out=self._arena("scratch", R, C), mode="clip")
+        x, v_first = arena("x", batch, time, C), arena("v_first", batch, time, C)
+        embedded = np.take(p["emb.weight"], tokens.reshape(R), axis=0, out=arena("scratch", R, C), mode="clip")
         _layer_norm(
             embedded,
             p["blocks.0.ln0.weight"],
             p["blocks.0.ln0.bias"],
-            self._arena("normal0", R, C),
-            self._arena("deviation0", R, 1),
+            arena("normal0", R, C),
+            arena("deviation0", R, 1),
             out=x.reshape(R, C),
         )
         for index, block in enumerate(self._blocks):
-            block_forward(self.config, index, block, x, v_first, self._arena, f"{index}." if keep else "")
+            block_forward(self.config, index, block, x, v_first, arena, f"{index}." if keep else "")
         return x
 
-    def _norm_out(self, x: Array) -> Array:
+    def _norm_out(self, arena: Arena, x: Array) -> Array:
         R, C = x.shape
-        out, p = self._arena("normed_out", R, C), self.parameters
-        normal, deviation = self._arena("normal_out", R, C), self._arena("deviation_out", R, 1)
+        out, p = arena("normed_out", R, C), self.parameters
+        normal, deviation = arena("normal_out", R, C), arena("deviation_out", R, 1)
         _layer_norm(x, p["ln_out.weight"], p["ln_out.bias"], normal, deviation, out=out)
         return out
 
-    def _head(self, x: Array, targets: Array, gradients: Mapping[str, Array] | None) -> tuple[float, Array]:
-        """Return the loss, and dL/dx [B, T padded, C] if gradients are wanted (else an empty array)."""
+    def _head(
+        self, arena: Arena, x: Array, targets: Array, total: int, gradients: Mapping[str, Array] | None
+    ) -> tuple[float, Array]:
+        """Return the summed loss over `total`, and dL/dx [B, T padded, C] if gradients are wanted (else rubbish)."""
         (batch, time, C), head = x.shape, self.parameters["head.weight"]
         real = targets.shape[1]
-        h = self._norm_out(x[:, :real].reshape(-1, C))
+        h = self._norm_out(arena, x[:, :real].reshape(-1, C))
         R, V = h.shape[0], head.shape[0]
         flat_targets = targets.reshape(R)
-        dh = self._arena("dh", R, C)
-        total, tile = 0.0, max(1, min(R, HEAD_TILE_BYTES // (V * h.itemsize)))
+        dh = arena("dh", R, C)
+        loss, tile = 0.0, max(1, min(R, HEAD_TILE_BYTES // (V * h.itemsize)))
         for start in range(0, R, tile):
             rows = slice(start, min(start + tile, R))
             count = rows.stop - start
-            logits = np.matmul(h[rows], head.T, out=self._arena("logits", count, V))
-            total += _softmax_loss(logits, flat_targets[rows])
+            logits = np.matmul(h[rows], head.T, out=arena("logits", count, V))
+            loss += _softmax_loss(logits, flat_targets[rows])
             if gradients is None:
                 continue
-            logits *= 1 / R
+            logits *= 1 / total
             np.matmul(logits, head, out=dh[rows])
             dhead = gradients["head.weight"]
             if start == 0:
                 np.matmul(logits.T, h[rows], out=dhead)
             else:
-                dhead += np.matmul(logits.T, h[rows], out=self._arena("dhead", V, C))
-        dx = self._arena("dx", batch, time, C)
+                dhead += np.matmul(logits.T, h[rows], out=arena("dhead", V, C))
+        dx = arena("dx", batch, time, C)
         if gradients is not None:
-            normal, deviation = self._arena("normal_out", R, C), self._arena("deviation_out", R, 1)
+            normal, deviation = arena("normal_out", R, C), arena("deviation_out", R, 1)
             _column_dots(dh, normal, gradients["ln_out.weight"])
             _column_sums(dh, gradients["ln_out.bias"])
             weight = self.parameters["ln_out.weight"]
-            _layer_norm_backward(dh, weight, normal, deviation, self._arena("scratch", R, C))
+            _layer_norm_backward(dh, weight, normal, deviation, arena("scratch", R, C))
             dx[:, :real] = dh.reshape(batch, real, C)
             dx[:, real:] = 0
-        return total / R, dx
+        return loss / total, dx
 
-    def _trunk_backward(self, tokens: Array, dx: Array, gradients: Mapping[str, Array]) -> None:
-        dv_first = self._arena("dv_first", *dx.shape)
+    def _trunk_backward(self, lane: _Lane, tokens: Array, dx: Array) -> None:
+        arena, gradients = lane.arena, lane.gradients
+        dv_first = arena("dv_first", *dx.shape)
         dv_first[...] = 0
         for index in reversed(range(self.config.layers)):
             block_backward(
                 self.config,
                 index,
                 self._blocks[index],
-                self._block_gradients[index],
+                lane.blocks[index],
                 dx,
                 dv_first,
-                self._arena,
+                arena,
                 f"{index}.",
             )
         R, C = dx.shape[0] * dx.shape[1], dx.shape[2]
-        rows, normal = dx.reshape(R, C), self._arena("normal0", R, C)
+        rows, normal = dx.reshape(R, C), arena("normal0", R, C)
         _column_dots(rows, normal, gradients["blocks.0.ln0.weight"])
         _column_sums(rows, gradients["blocks.0.ln0.bias"])
-        weight, deviation = self.parameters["blocks.0.ln0.weight"], self._arena("deviation0", R, 1)
-        _layer_norm_backward(rows, weight, normal, deviation, self._arena("scratch", R, C))
+        weight, deviation = self.parameters["blocks.0.ln0.weight"], arena("deviation0", R, 1)
+        _layer_norm_backward(rows, weight, normal, deviation, arena("scratch", R, C))
         _scatter_rows(self._padded(tokens).reshape(R), rows, gradients["emb.weight"])
 
     # One token at a time.

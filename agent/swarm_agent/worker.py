@@ -32,6 +32,7 @@ from .net import close_socket, send_buffers
 
 log = structlog.get_logger()
 CONNECT_SECONDS = 20.0
+MOST_NOT_FINITE = 10
 COMPLAINT_SECONDS = 1.0
 MISSED_HEARTBEATS = 3
 # What trying again will not mend.
@@ -152,9 +153,9 @@ class Session:
             raise self._error
 
     @property
-    def interrupted(self) -> bool:
-        """Whether the batch loop should look up: pause, rebase, shutdown, or a broken connection."""
-        return self.paused or self.rebase or self.shut_down or self.worker.stopping or self._error is not None
+    def given_up(self) -> bool:
+        """Whether what is being computed is of no use any more: rebase, shutdown, or a broken connection."""
+        return self.rebase or self.shut_down or self.worker.stopping or self._error is not None
 
     def send(self, message: fdtc.Message) -> None:
         """Send one message, from the training loop.
@@ -344,6 +345,7 @@ class Worker:
         self.average_loss = float("nan")
         self.samples_per_sec = 0.0
         self.bytes_sent = 0
+        self._not_finite = 0
 
     # ----------------------------------------------------------------------------------------------- for the owner
 
@@ -520,34 +522,44 @@ class Worker:
             start += spec.numel
 
     def _accumulate(self, session: Session) -> int:
-        """Compute the mean gradient of a few mini-batches; return the samples in it, 0 if it was given up."""
-        ack = session.ack
-        assert ack
-        total = losses = 0.0
-        done = 0
+        """Compute the mean gradient of a few mini-batches; return the samples in it, 0 if there is nothing to push."""
+        assert session.ack
+        losses = 0.0
+        samples = 0
         session.push_now = False
-        for _ in range(self._accumulation(ack)):
+        for _ in range(self._accumulation(session.ack)):
             batch = self._next_batch(session)
-            if batch is None or session.interrupted:
-                return 0
             loss, gradients = self.model.loss_and_gradients(batch)
-            if not np.isfinite(loss):
-                raise ModelError(
-                    f"the loss is {loss} at mini-batch {self.local_step + 1}; a lower learning rate helps."
-                )
-            self._add(gradients, len(batch), first=done == 0)
-            done += len(batch)
+            self._add(gradients, len(batch), first=samples == 0)
+            samples += len(batch)
             losses += float(loss) * len(batch)
-            total += len(batch)
             self.local_step += 1
-            if session.push_now:
+            if session.given_up:
+                return 0
+            if session.push_now or session.paused:  # what there is goes out now
                 break
         assert self._gradient is not None
-        self._gradient /= np.float32(total)
-        self.samples += done
-        self.loss = losses / total
+        self._gradient /= np.float32(samples)
+        if not self._is_finite(losses):
+            return 0
+        self.samples += samples
+        self.loss = losses / samples
         self.average_loss = self.loss if np.isnan(self.average_loss) else 0.98 * self.average_loss + 0.02 * self.loss
-        return 0 if session.interrupted else done
+        return samples
+
+    def _is_finite(self, losses: float) -> bool:
+        """Whether loss and gradient can be pushed: one bad batch is left out, many in a row end the worker."""
+        if np.isfinite(losses) and np.isfinite(self._gradient).all():
+            self._not_finite = 0
+            return True
+        self._not_finite += 1
+        log.warning("loss or gradient is not finite, left out", local_step=self.local_step, in_a_row=self._not_finite)
+        if self._not_finite >= MOST_NOT_FINITE:
+            raise ModelError(
+                f"loss or gradient was not finite {MOST_NOT_FINITE} times in a row (the loss: {losses}). "
+                "A lower learning rate or clip_norm = 1 helps; or the model's code divides by zero."
+            )
+        return False
 
     def _add(self, gradients: Mapping[str, NDArray[np.floating]], samples: int, *, first: bool) -> None:
         if self._gradient is None:

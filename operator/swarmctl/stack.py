@@ -81,8 +81,9 @@ class Stack:
         return {service: worker.local_replicas for service, worker in self.classes.items()}
 
     def with_steps(self, steps: int) -> "Stack":
-        """The same stack with another end; a schedule without a length of its own follows it."""
-        return replace(self, steps=steps)
+        """The same stack with another end, and a warm-up that is short enough for it."""
+        warmup = min(self.training.get("warmup_steps", 0), steps // 10)
+        return replace(self, steps=steps, training={**self.training, "warmup_steps": warmup})
 
     def as_data(self) -> dict[str, Any]:
         """The whole stack as plain data, with our defaults filled in."""

@@ -89,7 +89,8 @@ def test_a_worker_stops_when_its_owner_says_so(tmp_path: Path) -> None:
     [
         (Constant(gradients={}), "no gradient for 'w'"),
         (Constant(gradients={"w": np.ones(5, np.float32)}), "5 entries, not 4"),
-        (Constant(loss=float("nan")), "the loss is nan"),
+        (Constant(gradients={"w": np.full(4, np.inf, np.float32)}), "10 times in a row"),
+        (Constant(loss=float("nan")), "10 times in a row"),
     ],
 )
 def test_a_fault_of_the_model_is_told(tmp_path: Path, model: Constant, words: str) -> None:

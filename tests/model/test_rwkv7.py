@@ -142,6 +142,18 @@ def test_head_in_tiles_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(tiled[name], gradient, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("threads", [2, 3, 9])
+def test_threads_change_nothing(threads: int) -> None:
+    model, batch = random_model(), random_batch(5, 33)
+    loss, expected = model.loss_and_gradients(batch)
+    threaded = RWKV7(SMALL, model.parameters, dtype=np.float64, threads=threads)
+    for _ in range(2):
+        found_loss, found = threaded.loss_and_gradients(batch)
+        assert found_loss == pytest.approx(loss, rel=1e-12)
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(found[name], gradient, atol=1e-12, err_msg=name)
+
+
 def test_the_flat_gradients_are_all_gradients_in_order() -> None:
     model = random_model()
     _, gradients = model.loss_and_gradients(random_batch(2, 9))

@@ -76,15 +76,14 @@ def difference(old: Deployment | None, new: Deployment) -> list[Action]:
     before = {process.name: process for process in old.processes} if old else {}
     after = {process.name: process for process in new.processes}
     stops = [Action("stop", name) for name in before if name not in after]
-    changes = []
-    for name, process in after.items():
-        if name not in before:
-            changes.append(Action("start", name))
-        elif process.fingerprint != before[name].fingerprint:
-            same_command = process.argv == before[name].argv
-            why = "its configuration changed" if same_command else "its command changed"
-            changes.append(Action("restart", name, why))
-    return stops + changes
+    starts = [Action("start", name) for name in after if name not in before]
+    changed = [name for name in after if name in before and after[name].fingerprint != before[name].fingerprint]
+    if COORDINATOR not in changed:
+        return stops + [Action("restart", name, "its configuration changed") for name in changed] + starts
+    # A coordinator that ends tells its workers that the run is over, so they begin again with the new one.
+    restarts = [name for name in after if name in before]
+    whys = {name: "its configuration changed" if name in changed else "the coordinator restarts" for name in restarts}
+    return stops + [Action("restart", name, whys[name]) for name in restarts] + starts
 
 
 def keep_scale(stack: Stack, old: Deployment | None) -> dict[str, int]:

@@ -95,11 +95,13 @@ class Supervisor:
             deployment = self.folder.read_deployment()
             wanted = {spec.name: spec for spec in deployment.processes} if deployment else {}
             self.http_port = deployment.http_port if deployment else 0
-            await self._stop(
+            changed = [
                 name
                 for name, child in self.children.items()
                 if name not in wanted or wanted[name].fingerprint != child.spec.fingerprint
-            )
+            ]
+            # A coordinator that ends tells its workers that the run is over: they begin again with the new one.
+            await self._stop(list(self.children) if COORDINATOR in changed else changed)
             for name, spec in wanted.items():
                 if name not in self.children or self.children[name].has_given_up:
                     self.children[name] = Child(self, spec, self._previous.pop(name, None))
