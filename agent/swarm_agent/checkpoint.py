@@ -115,17 +115,20 @@ def load_newest(directory: Path, *, set_damaged_aside: bool = False) -> Checkpoi
     Raises:
         CheckpointError: There are checkpoints, and none of them is whole.
     """
-    damaged = []
+    damaged: list[tuple[Path, CheckpointError]] = []
     for path in reversed(find(directory)):
         try:
-            return load(path)
+            whole = load(path)
         except CheckpointError as error:
             log.warning("checkpoint is damaged, trying the one before", path=str(path), reason=str(error))
-            damaged.append(f"  {error}")
-            if set_damaged_aside:
-                _set_aside(path)
+            damaged.append((path, error))
+            continue
+        if set_damaged_aside:  # only now: with none left, the next start would begin anew without a word
+            for bad, _ in damaged:
+                _set_aside(bad)
+        return whole
     if damaged:
-        reasons = "\n".join(damaged)
+        reasons = "\n".join(f"  {error}" for _, error in damaged)
         raise CheckpointError(
             f"no checkpoint in {directory} is whole:\n{reasons}\n"
             "Restore one from a backup, or name an empty --checkpoint-dir to start from the beginning."

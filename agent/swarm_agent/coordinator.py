@@ -74,7 +74,7 @@ class Peer:
     base_version: int | None = None
     weights: Vector | None = None
     gradient: Vector | None = None
-    local_step: int = 0
+    local_step: int | None = None
     loss: float | None = None
     samples_per_sec: float = 0.0
     status: fdtc.Status | None = None
@@ -393,6 +393,11 @@ class Coordinator:
             log.debug("connection ended", peer=peer.name, reason=str(error))
         close_socket(peer.socket)
 
+    def _end_later(self, peer: Peer) -> None:
+        """Give a last message time to arrive, then end a connection whose other side may never do so."""
+        self._stopping.wait(FAREWELL_SECONDS)
+        close_socket(peer.socket)
+
     def _take(self, peer: Peer, size: int) -> bool:
         """Handle what has arrived; False when the worker says goodbye."""
         with peer.lock:
@@ -543,6 +548,7 @@ class Coordinator:
                 log.info("worker is back, its old connection ends", worker=worker_id)
                 ghost.send(fdtc.Error(ErrorCode.DUPLICATE_ID, "a newer connection with this worker id took over"))
                 self._leave(ghost, "replaced by a newer connection")
+                self._spawn(functools.partial(self._end_later, ghost), f"end {ghost.address}")
 
     def _acknowledge(self, message: fdtc.Register, *, accepted: bool, shard: int = 0) -> fdtc.RegisterAck:
         batch, accumulation = _plan(message)
@@ -573,6 +579,7 @@ class Coordinator:
         peer.send(fdtc.GradientsAck())
         if outcome.refusal:
             peer.refused[outcome.refusal] += 1
+            peer.local_step = message.local_step
             say = log.debug if outcome.refusal is Refusal.FINISHED else log.info
             say("gradient refused", worker=peer.name, reason=outcome.refusal, staleness=outcome.staleness)
             peer.send(fdtc.Sync())
@@ -596,7 +603,7 @@ class Coordinator:
         if message.compression != fdtc.Compression.NONE and peer.gradient is None:
             peer.gradient = np.empty(self.master.layout.size, np.float32)
         gradient = fdtc.decode_tensors(message.data, specs, message.compression, peer.gradient)
-        if self._finished.is_set() or self._steps_done():
+        if self._finished.is_set():
             return self.master.refuse(Refusal.FINISHED)
         if not self._started:
             return self.master.refuse(Refusal.NOT_STARTED)
@@ -605,11 +612,7 @@ class Coordinator:
         return self.master.apply(gradient, peer.base_version)
 
     def _count(self, peer: Peer, message: fdtc.Gradients, outcome: Outcome) -> None:
-        # local_step counts mini-batches. A peer that counts otherwise is credited what it was assigned.
-        minibatches = message.local_step - peer.local_step
-        if not 0 < minibatches <= 1024:
-            minibatches = peer.accumulation
-        peer.local_step = message.local_step
+        minibatches = self._minibatches_since(peer, message.local_step)
         peer.accumulation = minibatches
         tokens = minibatches * peer.batch_size * self.context
         with self._lock:
@@ -620,6 +623,13 @@ class Coordinator:
             self._recent.append((time.monotonic(), tokens))
             if peer.loss is not None:
                 self.loss = peer.loss if self.loss is None else 0.95 * self.loss + 0.05 * peer.loss
+
+    def _minibatches_since(self, peer: Peer, local_step: int) -> int:
+        """Mini-batches behind a push; local_step counts them, from any number on when a worker has come back."""
+        before, peer.local_step = peer.local_step, local_step
+        if before is None or not 0 < local_step - before <= 1024:
+            return peer.accumulation  # the first push here, or a peer that counts otherwise: what it was assigned
+        return local_step - before
 
     def _check_sender(self, peer: Peer, worker_id: str) -> None:
         if worker_id != peer.name:

@@ -115,6 +115,8 @@ class Master:
         """
         training = self.training
         with self.lock:
+            if training.steps and self.version >= training.steps:
+                return self._refuse(Refusal.FINISHED, 0)
             staleness = self.version - base_version
             if staleness < 0:
                 raise ValueError(f"base version {base_version} is from the future: the weights are at {self.version}")

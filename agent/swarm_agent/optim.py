@@ -453,7 +453,8 @@ def clip_global_norm(gradient: Vector, limit: float, scale: float = 1.0) -> Clip
         ValueError: The limit is not above 0.
     """
     _require(limit > 0, f"a norm's limit must be above 0, not {limit}")
-    norm = abs(scale) * math.sqrt(_sum_of_squares(gradient))
+    with np.errstate(over="ignore"):
+        norm = abs(scale) * math.sqrt(_sum_of_squares(gradient))
     return Clipping(norm, _clip_factor(norm, limit))
 
 
@@ -471,7 +472,8 @@ def clip_each_tensor(
     """
     _require(limit > 0, f"a norm's limit must be above 0, not {limit}")
     _check_vector("gradient", gradient, layout.size)
-    norms = [abs(scale) * math.sqrt(_sum_of_squares(gradient[t.start : t.stop])) for t in layout.tensors]
+    with np.errstate(over="ignore"):
+        norms = [abs(scale) * math.sqrt(_sum_of_squares(gradient[t.start : t.stop])) for t in layout.tensors]
     return np.array(norms), np.array([_clip_factor(norm, limit) for norm in norms])
 
 
@@ -480,14 +482,14 @@ def _clip_factor(norm: float, limit: float) -> float:
 
 
 def _sum_of_squares(values: Vector) -> float:
-    """Add up squares in float64, piece by piece; each piece in float32 unless it overflows there."""
+    """Add up squares in float64, piece by piece; each piece in float32 unless that overflows, in silence."""
     whole = values.size - values.size % NORM_PIECE
-    pieces = values[:whole].reshape(-1, NORM_PIECE)
-    with np.errstate(over="ignore"):
+    squares = float(np.dot(values[whole:], values[whole:]))
+    if whole:
+        pieces = values[:whole].reshape(-1, NORM_PIECE)
         # One product of a row and a column for each piece, all in one call: half the time was that of the calls.
-        squares = np.matmul(pieces[:, None, :], pieces[:, :, None]).sum(dtype=np.float64)
-        squares += np.dot(values[whole:], values[whole:])
-    return float(squares) if math.isfinite(squares) else _sum_of_large_squares(values)
+        squares += float(np.matmul(pieces[:, None, :], pieces[:, :, None]).sum(dtype=np.float64))
+    return squares if math.isfinite(squares) else _sum_of_large_squares(values)
 
 
 def _sum_of_large_squares(values: Vector) -> float:

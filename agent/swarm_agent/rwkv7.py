@@ -94,7 +94,9 @@ class Config:
 
         vocabulary, width = shape("emb.weight")
         blocks = [name.split(".")[1] for name in parameters if name.startswith("blocks.")]
-        layers = 1 + max((int(index) for index in blocks if index.isdigit()), default=0)
+        layers = 1 + max((int(index) for index in blocks if index.isdecimal()), default=0)
+        if layers > len(parameters):
+            raise ValueError(f"not an RWKV-7 model: a tensor is of block {layers - 1}, of {len(parameters)} tensors")
         # Block 0 has no value residual, so a model of one layer has no rank_v.
         rank_v = shape("blocks.1.att.v1")[1] if layers > 1 else 1
         return cls(
@@ -280,68 +282,75 @@ class Arena:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
 
-# --- Small pieces -----------------------------------------------------------------------------------------------
+# --- Norms, sigmoids, and the inverse of a triangle -------------------------------------------------------------
 
 
-def _heads(stack: Array, head_size: int) -> Array:
-    """View [G, ..., C] as [G, H, rows, N], without a copy: BLAS takes the row stride as it is."""
-    chunks, width = stack.shape[0], stack.shape[-1]
-    return stack.reshape(chunks, -1, width // head_size, head_size).transpose(0, 2, 1, 3)
+def _normalise(x: Array, normal: Array, deviation: Array, eps: float) -> None:
+    """Write (x − mean)/σ over the last axis to `normal`, and 1/σ to `deviation`, whose last axis has length one."""
+    width = x.shape[-1]
+    np.einsum("...c->...", x, out=deviation[..., 0])
+    deviation /= width
+    np.subtract(x, deviation, out=normal)
+    np.einsum("...c,...c->...", normal, normal, out=deviation[..., 0])
+    deviation /= width
+    deviation += eps
+    np.sqrt(deviation, out=deviation)
+    np.divide(1, deviation, out=deviation)
+    normal *= deviation
 
 
-def _transposed(matrices: Array) -> Array:
-    """Swap the last two axes."""
-    return matrices.swapaxes(-1, -2)
+def _normalise_backward(dnormal: Array, normal: Array, scratch: Array) -> None:
+    """Turn dL/d(normal) into σ dL/dx, in place."""
+    width = dnormal.shape[-1]
+    along = np.einsum("...c,...c->...", dnormal, normal)[..., None]
+    along /= width
+    mean = np.einsum("...c->...", dnormal)[..., None]
+    mean /= width
+    dnormal -= mean
+    np.multiply(normal, along, out=scratch)
+    dnormal -= scratch
 
 
 def _layer_norm(x: Array, weight: Array, bias: Array, normal: Array, deviation: Array, out: Array) -> None:
-    """Write LN(x) over the last axis to out; keep (x − mean)/σ in `normal` and 1/σ [rows, 1] in `deviation`."""
-    width = x.shape[-1]
-    np.einsum("rc->r", x, out=deviation[:, 0])
-    deviation /= width
-    np.subtract(x, deviation, out=normal)
-    np.einsum("rc,rc->r", normal, normal, out=deviation[:, 0])
-    _inverse_deviation(deviation, width, LAYER_NORM_EPS)
-    normal *= deviation
+    """Write LN(x) [R, C] to out, and what the way back needs to normal [R, C] and deviation [R, 1]."""
+    _normalise(x, normal, deviation, LAYER_NORM_EPS)
     np.multiply(normal, weight, out=out)
     out += bias
 
 
-def _inverse_deviation(sum_of_squares: Array, count: int, eps: float) -> None:
-    """Turn sums of squares into 1/√(variance + eps), in place."""
-    sum_of_squares /= count
-    sum_of_squares += eps
-    np.sqrt(sum_of_squares, out=sum_of_squares)
-    np.divide(1, sum_of_squares, out=sum_of_squares)
-
-
-def _layer_norm_backward(dy: Array, weight: Array, normal: Array, deviation: Array, scratch: Array) -> None:
-    """Turn dL/dy into dL/dx, in place. The caller has taken the gradients of weight and bias before."""
-    width = dy.shape[-1]
+def _layer_norm_backward(
+    dy: Array, weight: Array, normal: Array, deviation: Array, dweight: Array, dbias: Array, scratch: Array
+) -> None:
+    """Turn dL/d(LN(x)) into dL/dx, in place, and write the gradients of weight and bias."""
+    _column_dots(dy, normal, dweight)
+    _column_sums(dy, dbias)
     dy *= weight
-    along = np.einsum("rc,rc->r", dy, normal)[:, None]
-    along /= width
-    mean = np.einsum("rc->r", dy)[:, None]
-    mean /= width
-    dy -= mean
-    np.multiply(normal, along, out=scratch)
-    dy -= scratch
+    _normalise_backward(dy, normal, scratch)
     dy *= deviation
 
 
-def _sigmoid(z: Array) -> None:
-    """Sigmoid in place, by tanh: it cannot overflow, and numpy's is vectorised on every processor."""
-    z *= 0.5
-    np.tanh(z, out=z)
-    z *= 0.5
-    z += 0.5
+def _column_sums(rows: Array, out: Array) -> None:
+    """Write the sum over rows [R, C] to a tensor of C elements, whatever its shape."""
+    np.matmul(np.ones(rows.shape[0], rows.dtype), rows, out=out.reshape(rows.shape[1]))
 
 
-def _sigmoid_from_half(half_z: Array) -> None:
-    """Sigmoid of z in place, given z/2."""
+def _column_dots(left: Array, right: Array, out: Array) -> None:
+    """Write the sum over rows of left ∘ right, both [R, C], to a tensor of C elements."""
+    np.einsum("rc,rc->c", left, right, out=out.reshape(left.shape[1]))
+
+
+def _sigmoid_of_half(half_z: Array) -> None:
+    """Turn z/2 into sigmoid(z), in place: by tanh, which cannot overflow and which numpy vectorises everywhere."""
     np.tanh(half_z, out=half_z)
     half_z *= 0.5
     half_z += 0.5
+
+
+def _sigmoid_backward(dz: Array, sigmoid: Array, scratch: Array) -> None:
+    """Turn dL/d(sigmoid(z)) into dL/dz, in place."""
+    dz *= sigmoid
+    np.subtract(1, sigmoid, out=scratch)
+    dz *= scratch
 
 
 def _minus_inverse(triangles: Array) -> Array:
@@ -362,151 +371,58 @@ def _minus_inverse(triangles: Array) -> Array:
     return inverse.reshape(size * size, -1).T.reshape(triangles.shape)
 
 
-def _gate_columns(config: Config, index: int) -> dict[str, slice]:
-    """Columns of each gate's inner values. After those of w, a and v there is a column of ones for the bias."""
-    columns, start = {}, 0
-    for gate, rank, bias in (
-        ("w", config.rank_w, 1),
-        ("a", config.rank_a, 1),
-        ("v", config.rank_v, 1),
-        ("g", config.rank_g, 0),
-    ):
-        if gate == "v" and index == 0:
-            continue
-        columns[gate] = slice(start, start + rank + bias)
-        start += rank + bias
-    return columns
+# --- One block --------------------------------------------------------------------------------------------------
 
 
-# --- The recurrence over chunks ---------------------------------------------------------------------------------
-#
-# For one head and one chunk, with cl = cumsum(log w) inside the chunk, κ = −a, b = κ α, and [x; y] for rows stacked:
-#   RA = [r e^cl; κ e^(cl − log w)]    KB = [k; b] e^−cl    VU = [v; u]    eL = e^cl at the last token
-#   A = tril(RA KBᵀ), strictly for κ's rows;  M = −(I + A_κb)⁻¹;  u = M (κ' S + A_κk v)
-#   y = r' S + A_r VU;  S_next = diag(eL) (S + KBᵀ VU)
-# κ is kept positive and its sign is in M. Backwards the same shapes come again, with D = diag(eL) dS_next:
-#   z = Mᵀ (A_rbᵀ dy + b' D);  dS = D + RAᵀ [dy; z];  dv = A_kᵀ [dy; z] + k' D
-#   X = mask ∘ ([dy; z] VUᵀ);  dRA = [dy; z] Sᵀ + X KB;  dKB = Xᵀ RA + VU Dᵀ
+@dataclass(slots=True)
+class _Pass:
+    """One block going once through one batch: its tensors, and its buffers by name."""
 
+    config: Config
+    index: int
+    p: Mapping[str, Array]  # parameters without the prefix blocks.<index>.
+    arena: Arena
+    saved: str  # prefix of the names of what the way back needs
+    batch: int
+    time: int
 
-@cache
-def _causal_mask(dtype: np.dtype[Any]) -> Array:
-    """[2K, 2K]: r may see its own token, κ only earlier ones."""
-    lower = np.tril(np.ones((CHUNK, CHUNK), dtype))
-    strict = np.tril(lower, -1)
-    return np.block([[lower, lower], [strict, strict]])
+    @property
+    def rows(self) -> int:
+        """R."""
+        return self.batch * self.time
 
+    @property
+    def chunks(self) -> int:
+        """G."""
+        return self.rows // CHUNK
 
-@cache
-def _cumulative_decay(dtype: np.dtype[Any]) -> Array:
-    """[K, K]: times 2 sigmoid(z) of a chunk's tokens, this is the cumulative sum of log w."""
-    return np.tril(np.full((CHUNK, CHUNK), DECAY, dtype))
+    def buffer(self, name: str, *shape: int) -> Array:
+        """Memory that any block may use next; [R, C] unless a shape is given."""
+        return self.arena(name, *(shape or (self.rows, self.config.width)))
 
+    def keep(self, name: str, *shape: int) -> Array:
+        """Memory of this block alone: written on the way forward, read on the way back."""
+        return self.buffer(self.saved + name, *shape)
 
-@cache
-def _decay_sums(dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-    """Three [K, 2K] that sum the parts of dL/d(log w) over tokens: for dRA ∘ RA, dKB ∘ KB, and (VU Dᵀ) ∘ KB.
+    def stack(self, name: str) -> Array:
+        """A buffer of this block with two rows for each token, chunk by chunk: [G, 2, K, C]."""
+        return self.keep(name, self.chunks, 2, CHUNK, self.config.width)
 
-    What was multiplied by e^cl depends on all log w at or before it (κ's row: strictly before), and what was
-    multiplied by e^−cl too, with the other sign; what reached the next state only on those after it.
-    """
-    upper = np.triu(np.ones((CHUNK, CHUNK), dtype))
-    after, before = np.triu(upper, 1), np.tril(upper.T, -1)
-    return np.hstack([upper, after]), -np.hstack([upper, upper]), np.hstack([before, before])
+    def chunked(self, rows: Array) -> Array:
+        """View [R, C] as [G, K, C]."""
+        return rows.reshape(self.chunks, CHUNK, -1)
 
+    def by_head(self, rows: Array) -> Array:
+        """View [R, C] as [R, H, N]."""
+        return rows.reshape(self.rows, self.config.heads, self.config.head_size)
 
-def _scan_forward(arena: Arena, saved: str, batch: int, N: int, RA: Array, KB: Array, VU: Array, eL: Array) -> Array:
-    """Fill u into VU [G, 2, K, C] and return y [G, K, C]; eL is e^cl [G, C] at each chunk's last token."""
-    chunks, _, _, C = RA.shape
-    H, K = C // N, CHUNK
-    ra, kb, vu = _heads(RA, N), _heads(KB, N), _heads(VU, N)
-    A = np.matmul(ra, _transposed(kb), out=arena(saved + "A", chunks, H, 2 * K, 2 * K))
-    A *= _causal_mask(A.dtype)
-    M = arena(saved + "M", chunks, H, K, K)
-    M[...] = _minus_inverse(A[:, :, K:, K:])
-    MA = np.matmul(M, A[:, :, K:, :K], out=arena("MA", chunks, H, K, K))
-    u = vu[:, :, K:]
-    np.matmul(MA, vu[:, :, :K], out=u)
-    P = np.matmul(M, ra[:, :, K:], out=arena("P", chunks, H, K, N))
+    def heads(self, stack: Array) -> Array:
+        """View [G, ..., C] as [G, H, rows, N]. Nothing is copied: BLAS takes rows as far apart as they are."""
+        return stack.reshape(self.chunks, -1, self.config.heads, self.config.head_size).transpose(0, 2, 1, 3)
 
-    per_text = chunks // batch
-    S = arena(saved + "S", batch, per_text, H, N, N)
-    decay = eL.reshape(batch, per_text, H, N, 1)
-    P, u_chunks = P.reshape(batch, per_text, H, K, N), u.reshape(batch, per_text, H, K, N)
-    kb_chunks = kb.reshape(batch, per_text, H, 2 * K, N)
-    vu_chunks = vu.reshape(batch, per_text, H, 2 * K, N)
-    step_u, step_S = arena("step_u", batch, H, K, N), arena("step_S", batch, H, N, N)
-    S[:, 0] = 0
-    for c in range(per_text):
-        np.matmul(P[:, c], S[:, c], out=step_u)
-        u_chunks[:, c] += step_u
-        if c + 1 < per_text:
-            np.matmul(_transposed(kb_chunks[:, c]), vu_chunks[:, c], out=step_S)
-            step_S += S[:, c]
-            np.multiply(step_S, decay[:, c], out=S[:, c + 1])
-
-    Y, part = arena("Y", chunks, K, C), arena("Y2", chunks, K, C)
-    np.matmul(A[:, :, :K], vu, out=_heads(Y, N))
-    np.matmul(ra[:, :, :K], S.reshape(chunks, H, N, N), out=_heads(part, N))
-    Y += part
-    return Y
-
-
-def _scan_backward(
-    arena: Arena, saved: str, batch: int, N: int, RA: Array, KB: Array, VU: Array, eL: Array, YZ: Array
-) -> tuple[Array, Array, Array, Array, Array]:
-    """Go back through the recurrence. YZ [G, 2, K, C] has dL/dy in its first half; z is filled in.
-
-    Returns:
-        dRA [G, 2, K, C]; the two parts of dKB [G, 2, K, C], from inside the chunk and from the state after it;
-        dv [G, K, C]; and the state's part of dL/d(log w) [G, C], the same for all tokens of a chunk.
-    """
-    chunks, _, _, C = RA.shape
-    H, K = C // N, CHUNK
-    ra, kb, vu, yz = _heads(RA, N), _heads(KB, N), _heads(VU, N), _heads(YZ, N)
-    A = arena(saved + "A", chunks, H, 2 * K, 2 * K)
-    M = _transposed(arena(saved + "M", chunks, H, K, K))
-    z = yz[:, :, K:]
-    MA = np.matmul(M, _transposed(A[:, :, :K, K:]), out=arena("MA", chunks, H, K, K))
-    np.matmul(MA, yz[:, :, :K], out=z)
-    P = np.matmul(M, kb[:, :, K:], out=arena("P", chunks, H, K, N))
-
-    per_text = chunks // batch
-    S = arena(saved + "S", batch, per_text, H, N, N)
-    D = arena("D", batch, per_text, H, N, N)
-    decay = eL.reshape(batch, per_text, H, N, 1)
-    P, z_chunks = P.reshape(batch, per_text, H, K, N), z.reshape(batch, per_text, H, K, N)
-    ra_chunks = ra.reshape(batch, per_text, H, 2 * K, N)
-    yz_chunks = yz.reshape(batch, per_text, H, 2 * K, N)
-    step_z, step_S = arena("step_u", batch, H, K, N), arena("step_S", batch, H, N, N)
-    D[:, -1] = 0
-    for c in reversed(range(per_text)):
-        np.matmul(P[:, c], D[:, c], out=step_z)
-        z_chunks[:, c] += step_z
-        if c > 0:
-            np.matmul(_transposed(ra_chunks[:, c]), yz_chunks[:, c], out=step_S)
-            step_S += D[:, c]
-            np.multiply(step_S, decay[:, c - 1], out=D[:, c - 1])
-
-    S, D = S.reshape(chunks, H, N, N), D.reshape(chunks, H, N, N)
-    X = np.matmul(yz, _transposed(vu), out=arena("X", chunks, H, 2 * K, 2 * K))
-    X *= _causal_mask(X.dtype)
-    stack = (chunks, 2, K, C)
-    dRA, part, dKB, dKB_state = (arena(name, *stack) for name in ("dRA", "dRA2", "dKB", "dKB2"))
-    np.matmul(yz, _transposed(S), out=_heads(dRA, N))
-    np.matmul(X, kb, out=_heads(part, N))
-    dRA += part
-    np.matmul(_transposed(X), ra, out=_heads(dKB, N))
-    np.matmul(vu, _transposed(D), out=_heads(dKB_state, N))
-    dv, part = arena("dv", chunks, K, C), arena("Y2", chunks, K, C)
-    np.matmul(_transposed(A[:, :, :, :K]), yz, out=_heads(dv, N))
-    np.matmul(kb[:, :, :K], D, out=_heads(part, N))
-    dv += part
-    decay_part = np.einsum("ghij,ghij->ghi", S, D).reshape(chunks, C)
-    return dRA, dKB, dKB_state, dv, decay_part
-
-
-# --- One block, forwards ----------------------------------------------------------------------------------------
+    def vector(self, name: str) -> Array:
+        """A parameter of C elements as [C]."""
+        return self.p[name].reshape(self.config.width)
 
 
 def block_forward(
@@ -529,182 +445,11 @@ def block_forward(
         arena: Buffers.
         saved: Prefix of the names of what is kept: one for each block that shall be gone back through.
     """
-    _time_mix_forward(config, index, parameters, x, v_first, arena, saved)
-    _channel_mix_forward(parameters, x, arena, saved)
-
-
-def _shift_forward(h: Array, xx: Array, batch: int) -> None:
-    """Write h(t−1) − h(t), with zero before the start, to xx; both are [R, C]."""
-    rows, width = h.shape
-    h, xx = (part.reshape(batch, rows // batch, width) for part in (h, xx))
-    np.subtract(h[:, :-1], h[:, 1:], out=xx[:, 1:])
-    np.negative(h[:, 0], out=xx[:, 0])
-
-
-def _shift_backward(dh: Array, dxx: Array, batch: int) -> None:
-    """Add to dh what comes to it through xx; both are [R, C]."""
-    rows, width = dh.shape
-    dh, dxx = (part.reshape(batch, rows // batch, width) for part in (dh, dxx))
-    dh -= dxx
-    dh[:, :-1] += dxx[:, 1:]
-
-
-def _inner_weights(
-    config: Config, index: int, parameters: Mapping[str, Array], arena: Arena
-) -> tuple[Array, dict[str, slice]]:
-    """Stack w1 a1 v1 g1 beside each other, [2, C, inner]: first as they are, for h, then mixed, for xx.
-
-    Since (h + xx ∘ x_w) w1 = h w1 + xx (x_w ∘ w1), two products replace four mixes and four thin products.
-    """
-    columns = _gate_columns(config, index)
-    C = config.width
-    inner = arena("inner_weights", 2, C, columns["g"].stop)
-    inner[...] = 0
-    for gate, where in columns.items():
-        weight = parameters[f"att.{gate}1"]
-        plain, mixed = inner[:, :, where.start : where.start + weight.shape[1]]
-        plain[...] = weight
-        np.multiply(weight, parameters[f"att.x_{gate}"].reshape(C, 1), out=mixed)
-    return inner, columns
-
-
-def _outer_weights(parameters: Mapping[str, Array], gate: str, arena: Arena) -> Array:
-    """[rank + 1, C]: half of w2 (a2, v2) with half of the bias as last row, for a sigmoid by tanh of the half."""
-    second = parameters[f"att.{gate}2"]
-    rank, C = second.shape
-    outer = arena(f"outer_{gate}", rank + 1, C)
-    np.multiply(second, 0.5, out=outer[:rank])
-    np.multiply(parameters[f"att.{gate}0"].reshape(C), 0.5, out=outer[rank])
-    return outer
-
-
-def _time_mix_forward(
-    config: Config,
-    index: int,
-    parameters: Mapping[str, Array],
-    x: Array,
-    v_first: Array,
-    arena: Arena,
-    saved: str,
-) -> None:
     batch, time, C = x.shape
-    R, N, H, K = batch * time, config.head_size, config.heads, CHUNK
-    x, v_first, chunks = x.reshape(R, C), v_first.reshape(R, C), R // K
-    p = parameters
-
-    def keep(name: str, *shape: int) -> Array:
-        return arena(saved + name, *shape)
-
-    h, xx = keep("h", R, C), keep("xx", R, C)
-    _layer_norm(x, p["ln1.weight"], p["ln1.bias"], keep("normal1", R, C), keep("deviation1", R, 1), out=h)
-    _shift_forward(h, xx, batch)
-
-    # Projections of three mixes of h and its predecessor.
-    r, k0, v = keep("r", R, C), keep("k0", R, C), v_first if index == 0 else arena("v", R, C)
-    for mix, weight, out in (("r", "receptance", r), ("k", "key", k0), ("v", "value", v)):
-        mixed = np.multiply(xx, p[f"att.x_{mix}"].reshape(C), out=keep(f"x{mix}", R, C))
-        mixed += h
-        np.matmul(mixed, p[f"att.{weight}.weight"].T, out=out)
-
-    # Gates: decay, learning rate α, value residual, output gate.
-    inner_weights, columns = _inner_weights(config, index, p, arena)
-    inner = np.matmul(h, inner_weights[0], out=keep("inner", R, columns["g"].stop))
-    inner += np.matmul(xx, inner_weights[1], out=arena("inner_xx", *inner.shape))
-    part = inner[:, columns["w"]]
-    np.tanh(part, out=part)
-    _sigmoid(inner[:, columns["g"]])
-    for gate, where in columns.items():
-        if gate != "g":
-            inner[:, where.stop - 1] = 1
-
-    decay = np.matmul(inner[:, columns["w"]], _outer_weights(p, "w", arena), out=keep("decay", R, C))
-    np.tanh(decay, out=decay)
-    decay += 1  # 2 sigmoid
-    e_cl = keep("e_cl", chunks, K, C)
-    np.matmul(_cumulative_decay(decay.dtype), decay.reshape(chunks, K, C), out=e_cl)
-    np.exp(e_cl, out=e_cl)
-    e_minus_cl = np.divide(1, e_cl, out=keep("e_minus_cl", chunks, K, C))
-
-    alpha = np.matmul(inner[:, columns["a"]], _outer_weights(p, "a", arena), out=keep("alpha", R, C))
-    _sigmoid_from_half(alpha)
-    VU = keep("VU", chunks, 2, K, C)
-    V = VU[:, 0]
-    if index == 0:
-        V[...] = v_first.reshape(V.shape)
-    else:
-        mix_v = np.matmul(inner[:, columns["v"]], _outer_weights(p, "v", arena), out=keep("mix_v", R, C))
-        _sigmoid_from_half(mix_v)
-        residual = np.subtract(v_first, v, out=keep("v_residual", R, C))
-        np.multiply(residual.reshape(V.shape), mix_v.reshape(V.shape), out=V)
-        V += v.reshape(V.shape)
-    gate_values = np.matmul(inner[:, columns["g"]], p["att.g2"], out=keep("gate", R, C))
-
-    # κ of length one, and k.
-    kappa, norm = keep("kappa", R, C), keep("kappa_norm", R, H, 1)
-    np.multiply(k0, p["att.k_k"].reshape(C), out=kappa)
-    by_head = kappa.reshape(R, H, N)
-    np.einsum("rhn,rhn->rh", by_head, by_head, out=norm[:, :, 0])
-    np.sqrt(norm, out=norm)
-    np.maximum(norm, KAPPA_EPS, out=norm)
-    np.divide(1, norm, out=norm)
-    by_head *= norm
-    k, factor, rk = keep("k", R, C), keep("k_factor", R, C), keep("rk", R, C)
-    np.subtract(alpha, 1, out=factor)
-    factor *= p["att.k_a"].reshape(C)
-    factor += 1
-    np.multiply(k0, factor, out=k)
-    np.multiply(r, k, out=rk)
-
-    # The recurrence.
-    RA, KB = keep("RA", chunks, 2, K, C), keep("KB", chunks, 2, K, C)
-    chunked = (chunks, K, C)
-    np.multiply(r.reshape(chunked), e_cl, out=RA[:, 0])
-    RA[:, 1, 0] = kappa.reshape(chunked)[:, 0]
-    np.multiply(kappa.reshape(chunked)[:, 1:], e_cl[:, :-1], out=RA[:, 1, 1:])
-    np.multiply(k.reshape(chunked), e_minus_cl, out=KB[:, 0])
-    np.multiply(kappa.reshape(chunked), alpha.reshape(chunked), out=KB[:, 1])
-    KB[:, 1] *= e_minus_cl
-    Y = _scan_forward(arena, saved, batch, N, RA, KB, VU, e_cl[:, -1]).reshape(R, H, N)
-
-    # Norm by head, bonus for the current token, gate, output.
-    normal, deviation = keep("normal_x", R, H, N), keep("deviation_x", R, H, 1)
-    np.einsum("rhn->rh", Y, out=deviation[:, :, 0])
-    deviation /= N
-    np.subtract(Y, deviation, out=normal)
-    np.einsum("rhn,rhn->rh", normal, normal, out=deviation[:, :, 0])
-    _inverse_deviation(deviation, N, GROUP_NORM_EPS)
-    normal *= deviation
-    mixed, scratch = keep("before_gate", R, C), arena("scratch", R, C)
-    np.multiply(normal.reshape(R, C), p["att.ln_x.weight"], out=mixed)
-    mixed += p["att.ln_x.bias"]
-    bonus = keep("bonus", R, H)
-    np.einsum("rhn,hn->rh", rk.reshape(R, H, N), p["att.r_k"], out=bonus)
-    heads_of_chunk = (chunks, K, H, N)
-    np.multiply(V.reshape(heads_of_chunk), bonus.reshape(chunks, K, H, 1), out=scratch.reshape(heads_of_chunk))
-    mixed += scratch
-    gated = np.multiply(mixed, gate_values, out=keep("gated", R, C))
-    np.matmul(gated, p["att.output.weight"].T, out=scratch)
-    x += scratch
-
-
-def _channel_mix_forward(parameters: Mapping[str, Array], x: Array, arena: Arena, saved: str) -> None:
-    batch, time, C = x.shape
-    R, p = batch * time, parameters
-    x = x.reshape(R, C)
-    h, xx = arena("ffn_h", R, C), arena(saved + "ffn_xx", R, C)
-    normal, deviation = arena(saved + "normal2", R, C), arena(saved + "deviation2", R, 1)
-    _layer_norm(x, p["ln2.weight"], p["ln2.bias"], normal, deviation, out=h)
-    _shift_forward(h, xx, batch)
-    mixed = np.multiply(xx, p["ffn.x_k"].reshape(C), out=arena(saved + "ffn_xk", R, C))
-    mixed += h
-    hidden = np.matmul(mixed, p["ffn.key.weight"].T, out=arena(saved + "ffn_hidden", R, 4 * C))
-    np.maximum(hidden, 0, out=hidden)
-    squared = np.multiply(hidden, hidden, out=arena(saved + "ffn_squared", R, 4 * C))
-    scratch = np.matmul(squared, p["ffn.value.weight"].T, out=arena("scratch", R, C))
-    x += scratch
-
-
-# --- One block, backwards ---------------------------------------------------------------------------------------
+    this = _Pass(config, index, parameters, arena, saved, batch, time)
+    x = x.reshape(batch * time, C)
+    _time_mix_forward(this, x, v_first.reshape(batch * time, C))
+    _channel_mix_forward(this, x)
 
 
 def block_backward(
@@ -729,262 +474,502 @@ def block_backward(
         arena: Buffers, as `block_forward` left them.
         saved: The prefix that was given to `block_forward`.
     """
-    _channel_mix_backward(parameters, gradients, dx, arena, saved)
-    _time_mix_backward(config, index, parameters, gradients, dx, dv_first, arena, saved)
-
-
-def _column_sums(rows: Array, out: Array) -> None:
-    """Write the sum over rows [R, C] to a tensor of C elements, whatever its shape."""
-    np.matmul(np.ones(rows.shape[0], rows.dtype), rows, out=out.reshape(rows.shape[1]))
-
-
-def _column_dots(left: Array, right: Array, out: Array) -> None:
-    """Write Σ over rows of left ∘ right, both [R, C], to a tensor of C elements."""
-    np.einsum("rc,rc->c", left, right, out=out.reshape(left.shape[1]))
-
-
-def _channel_mix_backward(
-    parameters: Mapping[str, Array], gradients: Mapping[str, Array], dx: Array, arena: Arena, saved: str
-) -> None:
     batch, time, C = dx.shape
-    R, p, g = batch * time, parameters, gradients
-    dx = dx.reshape(R, C)
-    scratch = arena("scratch", R, C)
-    hidden, squared = arena(saved + "ffn_hidden", R, 4 * C), arena(saved + "ffn_squared", R, 4 * C)
-    np.matmul(dx.T, squared, out=g["ffn.value.weight"])
-    np.multiply(dx, 2, out=scratch)  # the 2 of d(hidden²), where the array is smallest
-    dhidden = np.matmul(scratch, p["ffn.value.weight"], out=arena("dhidden", R, 4 * C))
-    dhidden *= hidden
-    np.matmul(dhidden.T, arena(saved + "ffn_xk", R, C), out=g["ffn.key.weight"])
-
-    dh, dxx = arena("dh_block", R, C), arena("dxx", R, C)
-    np.matmul(dhidden, p["ffn.key.weight"], out=dh)
-    _column_dots(dh, arena(saved + "ffn_xx", R, C), g["ffn.x_k"])
-    np.multiply(dh, p["ffn.x_k"].reshape(C), out=dxx)
-    _shift_backward(dh, dxx, batch)
-    _residual_norm_backward("2", "ln2", p, g, dh, dx, arena, saved)
+    this = _Pass(config, index, parameters, arena, saved, batch, time)
+    dx = dx.reshape(batch * time, C)
+    _channel_mix_backward(this, gradients, dx)
+    _time_mix_backward(this, gradients, dx, dv_first.reshape(batch * time, C))
 
 
-def _residual_norm_backward(
-    number: str,
-    name: str,
-    parameters: Mapping[str, Array],
-    gradients: Mapping[str, Array],
-    dh: Array,
-    dx: Array,
-    arena: Arena,
-    saved: str,
-) -> None:
-    """Go back through h = LN(x), adding to dx."""
-    R, C = dx.shape
-    normal, deviation = arena(saved + f"normal{number}", R, C), arena(saved + f"deviation{number}", R, 1)
-    _column_dots(dh, normal, gradients[f"{name}.weight"])
-    _column_sums(dh, gradients[f"{name}.bias"])
-    _layer_norm_backward(dh, parameters[f"{name}.weight"], normal, deviation, arena("scratch", R, C))
+def _norm_and_shift(b: _Pass, number: str, x: Array, h: Array, xx: Array) -> None:
+    """Write h = LN(x) and xx = h of the token before − h, zero before the start; all [R, C]."""
+    normal, deviation = b.keep(f"normal{number}"), b.keep(f"deviation{number}", b.rows, 1)
+    _layer_norm(x, b.p[f"ln{number}.weight"], b.p[f"ln{number}.bias"], normal, deviation, out=h)
+    h, xx = (part.reshape(b.batch, b.time, -1) for part in (h, xx))
+    np.subtract(h[:, :-1], h[:, 1:], out=xx[:, 1:])
+    np.negative(h[:, 0], out=xx[:, 0])
+
+
+def _norm_and_shift_backward(b: _Pass, number: str, g: Mapping[str, Array], dh: Array, dxx: Array, dx: Array) -> None:
+    """Add to dx what comes to it through h and xx; dh and dxx are used up."""
+    texts, shifted = (part.reshape(b.batch, b.time, -1) for part in (dh, dxx))
+    texts -= shifted
+    texts[:, :-1] += shifted[:, 1:]
+    name, normal, deviation = f"ln{number}", b.keep(f"normal{number}"), b.keep(f"deviation{number}", b.rows, 1)
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    _layer_norm_backward(dh, b.p[weight], normal, deviation, g[weight], g[bias], b.buffer("scratch"))
     dx += dh
 
 
-def _outer_backward(
-    gate: str,
-    inner: Array,
-    dz: Array,
-    dinner: Array,
-    parameters: Mapping[str, Array],
-    gradients: Mapping[str, Array],
-) -> None:
+# --- Channel mixing ---------------------------------------------------------------------------------------------
+
+
+def _channel_mix_forward(b: _Pass, x: Array) -> None:
+    R, C = x.shape
+    h, xx = b.buffer("ffn_h"), b.keep("ffn_xx")
+    _norm_and_shift(b, "2", x, h, xx)
+    mixed = np.multiply(xx, b.vector("ffn.x_k"), out=b.keep("ffn_xk"))
+    mixed += h
+    hidden = np.matmul(mixed, b.p["ffn.key.weight"].T, out=b.keep("ffn_hidden", R, 4 * C))
+    np.maximum(hidden, 0, out=hidden)
+    squared = np.multiply(hidden, hidden, out=b.keep("ffn_squared", R, 4 * C))
+    x += np.matmul(squared, b.p["ffn.value.weight"].T, out=b.buffer("scratch"))
+
+
+def _channel_mix_backward(b: _Pass, g: Mapping[str, Array], dx: Array) -> None:
+    R, C = dx.shape
+    np.matmul(dx.T, b.keep("ffn_squared", R, 4 * C), out=g["ffn.value.weight"])
+    twice = np.multiply(dx, 2, out=b.buffer("scratch"))  # the 2 of d(hidden²), where the array is smallest
+    dhidden = np.matmul(twice, b.p["ffn.value.weight"], out=b.buffer("dhidden", R, 4 * C))
+    dhidden *= b.keep("ffn_hidden", R, 4 * C)
+    np.matmul(dhidden.T, b.keep("ffn_xk"), out=g["ffn.key.weight"])
+    dh = np.matmul(dhidden, b.p["ffn.key.weight"], out=b.buffer("dh"))
+    _column_dots(dh, b.keep("ffn_xx"), g["ffn.x_k"])
+    dxx = np.multiply(dh, b.vector("ffn.x_k"), out=b.buffer("dxx"))
+    _norm_and_shift_backward(b, "2", g, dh, dxx, dx)
+
+
+# --- Time mixing, forwards --------------------------------------------------------------------------------------
+
+
+def _time_mix_forward(b: _Pass, x: Array, v_first: Array) -> None:
+    h, xx = b.keep("h"), b.keep("xx")
+    _norm_and_shift(b, "1", x, h, xx)
+    v = v_first if b.index == 0 else b.buffer("v")
+    _project(b, h, xx, "r", "receptance", b.keep("r"))
+    _project(b, h, xx, "k", "key", b.keep("k0"))
+    _project(b, h, xx, "v", "value", v)
+    _gates_forward(b, h, xx)
+    _values_forward(b, v, v_first)
+    _keys_forward(b)
+    _operands_forward(b)
+    y = _scan_forward(b)
+    x += _output_forward(b, y)
+
+
+def _project(b: _Pass, h: Array, xx: Array, mix: str, weight: str, out: Array) -> None:
+    """Write (h + xx ∘ x_mix) Wᵀ."""
+    mixed = np.multiply(xx, b.vector(f"att.x_{mix}"), out=b.keep(f"x{mix}"))
+    mixed += h
+    np.matmul(mixed, b.p[f"att.{weight}.weight"].T, out=out)
+
+
+def _gate_columns(config: Config, index: int) -> dict[str, slice]:
+    """Columns of each gate's inner values. After those of w, a and v there is a column of ones for the bias."""
+    ranks = {"w": config.rank_w + 1, "a": config.rank_a + 1, "v": config.rank_v + 1, "g": config.rank_g}
+    if index == 0:
+        del ranks["v"]
+    columns, start = {}, 0
+    for gate, width in ranks.items():
+        columns[gate] = slice(start, start + width)
+        start += width
+    return columns
+
+
+def _inner_weights(b: _Pass) -> tuple[Array, dict[str, slice]]:
+    """Stack w1 a1 v1 g1 beside each other, [2, C, inner]: first as they are, for h, then mixed, for xx.
+
+    Since (h + xx ∘ x_w) w1 = h w1 + xx (x_w ∘ w1), two products replace four mixes and four thin products.
+    """
+    columns, C = _gate_columns(b.config, b.index), b.config.width
+    inner = b.buffer("inner_weights", 2, C, columns["g"].stop)
+    inner[...] = 0
+    for gate, where in columns.items():
+        weight = b.p[f"att.{gate}1"]
+        plain, mixed = inner[:, :, where.start : where.start + weight.shape[1]]
+        plain[...] = weight
+        np.multiply(weight, b.p[f"att.x_{gate}"].reshape(C, 1), out=mixed)
+    return inner, columns
+
+
+def _outer_weights(b: _Pass, gate: str) -> Array:
+    """[rank + 1, C]: half of w2 (a2, v2) and, as last row, half of the bias: for a sigmoid by tanh of the half."""
+    rank, C = b.p[f"att.{gate}2"].shape
+    outer = b.buffer(f"outer_{gate}", rank + 1, C)
+    np.multiply(b.p[f"att.{gate}2"], 0.5, out=outer[:rank])
+    np.multiply(b.vector(f"att.{gate}0"), 0.5, out=outer[rank])
+    return outer
+
+
+def _gates_forward(b: _Pass, h: Array, xx: Array) -> None:
+    """Keep the decay as 1 + tanh(z/2) and as e^±cl, α, the value residual's mix, and the output gate."""
+    weights, columns = _inner_weights(b)
+    inner = np.matmul(h, weights[0], out=b.keep("inner", b.rows, columns["g"].stop))
+    inner += np.matmul(xx, weights[1], out=b.buffer("inner_xx", *inner.shape))
+    parts = {gate: inner[:, where] for gate, where in columns.items()}
+    np.tanh(parts["w"], out=parts["w"])
+    parts["g"] *= 0.5
+    _sigmoid_of_half(parts["g"])
+    np.matmul(parts["g"], b.p["att.g2"], out=b.keep("gate"))
+    for gate in columns.keys() - {"g"}:
+        parts[gate][:, -1] = 1
+
+    decay = np.matmul(parts["w"], _outer_weights(b, "w"), out=b.keep("decay"))
+    np.tanh(decay, out=decay)
+    decay += 1
+    e_cl = np.matmul(_cumulative_decay(decay.dtype), b.chunked(decay), out=b.chunked(b.keep("e_cl")))
+    np.exp(e_cl, out=e_cl)
+    np.divide(1, e_cl, out=b.chunked(b.keep("e_minus_cl")))
+    for gate, name in (("a", "alpha"), ("v", "mix_v")):
+        if gate in columns:
+            z = np.matmul(parts[gate], _outer_weights(b, gate), out=b.keep(name))
+            _sigmoid_of_half(z)
+
+
+def _values_forward(b: _Pass, v: Array, v_first: Array) -> None:
+    """Put v, drawn towards the first block's, into the upper half of VU."""
+    V = b.stack("VU")[:, 0]
+    if b.index == 0:
+        V[...] = b.chunked(v)
+        return
+    residual = np.subtract(v_first, v, out=b.keep("v_residual"))
+    np.multiply(b.chunked(residual), b.chunked(b.keep("mix_v")), out=V)
+    V += b.chunked(v)
+
+
+def _keys_forward(b: _Pass) -> None:
+    """Keep κ, of length one by head, and k = k0 (1 + (α − 1) k_a)."""
+    k0, kappa, norm = b.keep("k0"), b.keep("kappa"), b.keep("kappa_norm", b.rows, b.config.heads, 1)
+    np.multiply(k0, b.vector("att.k_k"), out=kappa)
+    by_head = b.by_head(kappa)
+    np.einsum("rhn,rhn->rh", by_head, by_head, out=norm[:, :, 0])
+    np.sqrt(norm, out=norm)
+    np.maximum(norm, KAPPA_EPS, out=norm)
+    np.divide(1, norm, out=norm)
+    by_head *= norm
+    factor = np.subtract(b.keep("alpha"), 1, out=b.keep("k_factor"))
+    factor *= b.vector("att.k_a")
+    factor += 1
+    np.multiply(k0, factor, out=b.keep("k"))
+    np.multiply(b.keep("r"), b.keep("k"), out=b.keep("rk"))
+
+
+def _operands_forward(b: _Pass) -> None:
+    """Fill RA and KB, the recurrence's operands with the decay since, or up to, the chunk's start multiplied in."""
+    RA, KB = b.stack("RA"), b.stack("KB")
+    names = ("r", "k", "kappa", "alpha", "e_cl", "e_minus_cl")
+    r, k, kappa, alpha, e_cl, e_minus_cl = (b.chunked(b.keep(name)) for name in names)
+    np.multiply(r, e_cl, out=RA[:, 0])
+    RA[:, 1, 0] = kappa[:, 0]
+    np.multiply(kappa[:, 1:], e_cl[:, :-1], out=RA[:, 1, 1:])  # e^(cl − log w) is e^cl of the token before
+    np.multiply(k, e_minus_cl, out=KB[:, 0])
+    np.multiply(kappa, alpha, out=KB[:, 1])
+    KB[:, 1] *= e_minus_cl
+
+
+def _output_forward(b: _Pass, y: Array) -> Array:
+    """Return the time mixing's output [R, C]: norm by head, bonus for the token itself, gate, projection."""
+    heads, scratch = b.config.heads, b.buffer("scratch")
+    normal = b.keep("normal_x")
+    _normalise(b.by_head(y), b.by_head(normal), b.keep("deviation_x", b.rows, heads, 1), GROUP_NORM_EPS)
+    mixed = np.multiply(normal, b.p["att.ln_x.weight"], out=b.keep("before_gate"))
+    mixed += b.p["att.ln_x.bias"]
+    bonus = np.einsum("rhn,hn->rh", b.by_head(b.keep("rk")), b.p["att.r_k"], out=b.keep("bonus", b.rows, heads))
+    V, by_head = b.stack("VU")[:, 0], (b.chunks, CHUNK, heads, b.config.head_size)
+    np.multiply(V.reshape(by_head), bonus.reshape(*by_head[:3], 1), out=scratch.reshape(by_head))
+    mixed += scratch
+    gated = np.multiply(mixed, b.keep("gate"), out=b.keep("gated"))
+    return np.matmul(gated, b.p["att.output.weight"].T, out=scratch)
+
+
+# --- The recurrence over chunks ---------------------------------------------------------------------------------
+#
+# For one head and one chunk, with cl = cumsum(log w) inside the chunk, κ = −a, b = κ α, and [x; y] for rows stacked:
+#   RA = [r e^cl; κ e^(cl − log w)]    KB = [k; b] e^−cl    VU = [v; u]    eL = e^cl at the last token
+#   A = tril(RA KBᵀ), strictly for κ's rows;  M = −(I + A_κb)⁻¹;  u = M (κ' S + A_κk v)
+#   y = r' S + A_r VU;  S_next = diag(eL) (S + KBᵀ VU)
+# κ is kept positive and its sign is in M. Backwards the same shapes come again, with D = diag(eL) dS_next:
+#   z = Mᵀ (A_rbᵀ dy + b' D);  dS = D + RAᵀ [dy; z];  dv = A_kᵀ [dy; z] + k' D
+#   X = mask ∘ ([dy; z] VUᵀ);  dRA = [dy; z] Sᵀ + X KB;  dKB = Xᵀ RA + VU Dᵀ
+
+
+def _transposed(matrices: Array) -> Array:
+    return matrices.swapaxes(-1, -2)
+
+
+@cache
+def _causal_mask(dtype: np.dtype[Any]) -> Array:
+    """[2K, 2K]: r may see its own token, κ only earlier ones."""
+    lower = np.tril(np.ones((CHUNK, CHUNK), dtype))
+    strict = np.tril(lower, -1)
+    return np.block([[lower, lower], [strict, strict]])
+
+
+@cache
+def _cumulative_decay(dtype: np.dtype[Any]) -> Array:
+    """[K, K]: times 2 sigmoid(z) of a chunk's tokens, this is the cumulative sum of log w."""
+    return np.tril(np.full((CHUNK, CHUNK), DECAY, dtype))
+
+
+@cache
+def _decay_sums(dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+    """Three [K, 2K] that sum the parts of dL/d(log w) over tokens: for dRA ∘ RA, Xᵀ RA ∘ KB, and VU Dᵀ ∘ KB.
+
+    What was multiplied by e^cl depends on all log w at or before it (κ's row: strictly before), and what was
+    multiplied by e^−cl too, with the other sign; what reached the next state only on those after it.
+    """
+    upper = np.triu(np.ones((CHUNK, CHUNK), dtype))
+    after, before = np.triu(upper, 1), np.tril(upper.T, -1)
+    return np.hstack([upper, after]), -np.hstack([upper, upper]), np.hstack([before, before])
+
+
+def _by_text(b: _Pass, chunks: Array) -> Array:
+    """View [G, ...] as [B, T/K, ...], to go along the chunks of all texts at once."""
+    return chunks.reshape(b.batch, -1, *chunks.shape[1:])
+
+
+def _last_decay(b: _Pass) -> Array:
+    """View e^cl of each chunk's last token as [B, T/K, H, N, 1]."""
+    last = b.chunked(b.keep("e_cl"))[:, -1]
+    return last.reshape(b.batch, -1, b.config.heads, b.config.head_size, 1)
+
+
+def _scan_forward(b: _Pass) -> Array:
+    """Fill u into VU and return y [R, C]."""
+    G, H, N, K = b.chunks, b.config.heads, b.config.head_size, CHUNK
+    ra, kb, vu = (b.heads(b.stack(name)) for name in ("RA", "KB", "VU"))
+    A = np.matmul(ra, _transposed(kb), out=b.keep("A", G, H, 2 * K, 2 * K))
+    A *= _causal_mask(A.dtype)
+    M = b.keep("M", G, H, K, K)
+    M[...] = _minus_inverse(A[:, :, K:, K:])
+    MA = np.matmul(M, A[:, :, K:, :K], out=b.buffer("MA", G, H, K, K))
+    np.matmul(MA, vu[:, :, :K], out=vu[:, :, K:])
+    P = np.matmul(M, ra[:, :, K:], out=b.buffer("P", G, H, K, N))
+
+    S = b.keep("S", G, H, N, N)
+    _hand_on(b, range(b.time // K), P, kb, vu, S)
+    y = np.matmul(A[:, :, :K], vu, out=b.heads(b.buffer("y")))
+    y += np.matmul(ra[:, :, :K], S, out=b.heads(b.buffer("y_of_state")))
+    return b.buffer("y")
+
+
+def _hand_on(b: _Pass, order: range, P: Array, left: Array, right: Array, states: Array) -> None:
+    """Go along the chunks: add P S to the lower half of `right`, then make the next S from S + leftᵀ right.
+
+    The only part that must go chunk by chunk. It is the same in both directions: forwards with (KB, VU, S), backwards
+    with (RA, [dy; z], D), where the decay between two neighbours is that of the earlier one.
+    """
+    H, N, K = b.config.heads, b.config.head_size, CHUNK
+    P, left, right, states = (_by_text(b, chunks) for chunks in (P, left, right, states))
+    decay, forwards = _last_decay(b), order.step > 0
+    part, summed = b.buffer("step_part", b.batch, H, K, N), b.buffer("step_sum", b.batch, H, N, N)
+    states[:, order[0]] = 0
+    for chunk in order:
+        right[:, chunk, :, K:] += np.matmul(P[:, chunk], states[:, chunk], out=part)
+        following = chunk + order.step
+        if following in order:
+            np.matmul(_transposed(left[:, chunk]), right[:, chunk], out=summed)
+            summed += states[:, chunk]
+            np.multiply(summed, decay[:, chunk if forwards else following], out=states[:, following])
+
+
+def _scan_backward(b: _Pass, YZ: Array) -> tuple[Array, Array]:
+    """Go back through the recurrence. YZ [G, 2, K, C] has dL/dy in its first half; z is filled in.
+
+    Returns:
+        dv [R, C]; and what the states add to dL/d(log w) [G, C], the same for all tokens of a chunk. The rest is left
+        in the buffers dRA, dKB (its part from inside the chunk) and dKB_state, [G, 2, K, C].
+    """
+    G, H, N, K = b.chunks, b.config.heads, b.config.head_size, CHUNK
+    ra, kb, vu = (b.heads(b.stack(name)) for name in ("RA", "KB", "VU"))
+    yz, A, M = b.heads(YZ), b.keep("A", G, H, 2 * K, 2 * K), _transposed(b.keep("M", G, H, K, K))
+    MA = np.matmul(M, _transposed(A[:, :, :K, K:]), out=b.buffer("MA", G, H, K, K))
+    np.matmul(MA, yz[:, :, :K], out=yz[:, :, K:])
+    P = np.matmul(M, kb[:, :, K:], out=b.buffer("P", G, H, K, N))
+
+    S, D = b.keep("S", G, H, N, N), b.buffer("D", G, H, N, N)
+    _hand_on(b, range(b.time // K - 1, -1, -1), P, ra, yz, D)
+    X = np.matmul(yz, _transposed(vu), out=b.buffer("X", G, H, 2 * K, 2 * K))
+    X *= _causal_mask(X.dtype)
+    dRA, part, dKB, dKB_state = (b.heads(b.buffer(name, *YZ.shape)) for name in ("dRA", "part", "dKB", "dKB_state"))
+    np.matmul(yz, _transposed(S), out=dRA)
+    dRA += np.matmul(X, kb, out=part)
+    np.matmul(_transposed(X), ra, out=dKB)
+    np.matmul(vu, _transposed(D), out=dKB_state)
+    dv = np.matmul(_transposed(A[:, :, :, :K]), yz, out=b.heads(b.buffer("dv")))
+    dv += np.matmul(kb[:, :, :K], D, out=b.heads(b.buffer("y_of_state")))
+    return b.buffer("dv"), np.einsum("ghkv,ghkv->ghk", S, D).reshape(G, -1)
+
+
+# --- Time mixing, backwards -------------------------------------------------------------------------------------
+
+
+def _time_mix_backward(b: _Pass, g: Mapping[str, Array], dx: Array, dv_first: Array) -> None:
+    YZ = b.buffer("YZ", b.chunks, 2, CHUNK, b.config.width)
+    dinner = b.buffer("dinner", b.rows, _gate_columns(b.config, b.index)["g"].stop)
+    drk, dv_bonus = _output_backward(b, g, dx, dinner, YZ[:, 0])
+    dv, decay_part = _scan_backward(b, YZ)
+    dv += dv_bonus
+    _decay_backward(b, g, decay_part, dinner)
+    dr, dk, dkappa, dalpha = _operands_backward(b, drk)
+    _keys_backward(b, g, dk, dkappa, dalpha, dinner)
+    _values_backward(b, g, dv, dv_first, dinner)
+
+    dh, dxx = b.buffer("dh"), b.buffer("dxx")
+    _inner_backward(b, g, dinner, dh, dxx)
+    _project_backward(b, g, "r", "receptance", dr, dh, dxx)
+    _project_backward(b, g, "k", "key", dk, dh, dxx)
+    _project_backward(b, g, "v", "value", dv, dh, dxx)
+    _norm_and_shift_backward(b, "1", g, dh, dxx, dx)
+
+
+def _inner_of(b: _Pass, gate: str, dinner: Array) -> tuple[Array, Array]:
+    """Return a gate's inner values and their gradient's place, bias column included."""
+    columns = _gate_columns(b.config, b.index)
+    return b.keep("inner", b.rows, columns["g"].stop)[:, columns[gate]], dinner[:, columns[gate]]
+
+
+def _outer_backward(b: _Pass, g: Mapping[str, Array], gate: str, dz: Array, dinner: Array) -> None:
     """Go back through z = inner [w2; w0], where inner's last column is one."""
-    both = np.matmul(inner.T, dz)
-    gradients[f"att.{gate}2"][...] = both[:-1]
-    gradients[f"att.{gate}0"].reshape(-1)[...] = both[-1]
-    np.matmul(dz, parameters[f"att.{gate}2"].T, out=dinner[:, :-1])
+    inner, dinner = _inner_of(b, gate, dinner)
+    both = np.matmul(inner.T, dz, out=b.buffer("outer_gradient", inner.shape[1], b.config.width))
+    g[f"att.{gate}2"][...] = both[:-1]
+    g[f"att.{gate}0"].reshape(-1)[...] = both[-1]
+    np.matmul(dz, b.p[f"att.{gate}2"].T, out=dinner[:, :-1])
     dinner[:, -1] = 0
 
 
-def _inner_backward(
-    config: Config,
-    index: int,
-    parameters: Mapping[str, Array],
-    gradients: Mapping[str, Array],
-    h: Array,
-    xx: Array,
-    dinner: Array,
-    dh: Array,
-    dxx: Array,
-    arena: Arena,
-) -> None:
-    """Go back through the products of h and xx with the stacked w1 a1 v1 g1; writes dh and dxx [R, C]."""
-    C = config.width
-    weights, columns = _inner_weights(config, index, parameters, arena)
-    np.matmul(dinner, weights[0].T, out=dh)
-    np.matmul(dinner, weights[1].T, out=dxx)
-    both = arena("inner_gradient", *weights.shape)
-    np.matmul(h.T, dinner, out=both[0])
-    np.matmul(xx.T, dinner, out=both[1])
-    for gate, where in columns.items():
-        first = parameters[f"att.{gate}1"]
-        plain, mixed = both[:, :, where.start : where.start + first.shape[1]]
-        np.multiply(mixed, parameters[f"att.x_{gate}"].reshape(C, 1), out=gradients[f"att.{gate}1"])
-        gradients[f"att.{gate}1"] += plain
-        np.einsum("cr,cr->c", mixed, first, out=gradients[f"att.x_{gate}"].reshape(C))
+def _output_backward(b: _Pass, g: Mapping[str, Array], dx: Array, dinner: Array, dY: Array) -> tuple[Array, Array]:
+    """Write dL/dy to dY [G, K, C]; return dL/d(r ∘ k) and the bonus's part of dL/dv, both [R, C]."""
+    H, N, scratch = b.config.heads, b.config.head_size, b.buffer("scratch")
+    np.matmul(dx.T, b.keep("gated"), out=g["att.output.weight"])
+    dmixed = np.matmul(dx, b.p["att.output.weight"], out=b.buffer("dmixed"))
+    dgate = np.multiply(dmixed, b.keep("before_gate"), out=scratch)
+    sigmoid, dsigmoid = _inner_of(b, "g", dinner)
+    np.matmul(sigmoid.T, dgate, out=g["att.g2"])
+    np.matmul(dgate, b.p["att.g2"].T, out=dsigmoid)
+    _sigmoid_backward(dsigmoid, sigmoid, b.buffer("inner_scratch", *sigmoid.shape))
+    dmixed *= b.keep("gate")
 
+    # The bonus, Σ over a head of r k r_k, times v.
+    chunk_heads = (b.chunks, CHUNK, H, N)
+    V, dbonus = b.stack("VU")[:, 0].reshape(chunk_heads), b.buffer("dbonus", b.rows, H, 1)
+    np.einsum("gkhn,gkhn->gkh", dmixed.reshape(chunk_heads), V, out=dbonus.reshape(chunk_heads[:3]))
+    rk = b.by_head(b.keep("rk"))
+    np.matmul(dbonus.transpose(1, 2, 0), rk.transpose(1, 0, 2), out=g["att.r_k"].reshape(H, 1, N))
+    drk, dv_bonus = b.buffer("drk"), b.buffer("dv_bonus")
+    np.multiply(dbonus, b.p["att.r_k"], out=b.by_head(drk))
+    np.multiply(b.by_head(dmixed), b.keep("bonus", b.rows, H)[:, :, None], out=b.by_head(dv_bonus))
 
-def _time_mix_backward(
-    config: Config,
-    index: int,
-    parameters: Mapping[str, Array],
-    gradients: Mapping[str, Array],
-    dx: Array,
-    dv_first: Array,
-    arena: Arena,
-    saved: str,
-) -> None:
-    batch, time, C = dx.shape
-    R, N, H, K = batch * time, config.head_size, config.heads, CHUNK
-    chunks, p, g = R // K, parameters, gradients
-    dx, dv_first = dx.reshape(R, C), dv_first.reshape(R, C)
-    chunked, by_head, chunk_heads = (chunks, K, C), (R, H, N), (chunks, K, H, N)
-
-    def kept(name: str, *shape: int) -> Array:
-        return arena(saved + name, *shape)
-
-    scratch = arena("scratch", R, C)
-    h, xx, columns = kept("h", R, C), kept("xx", R, C), _gate_columns(config, index)
-    inner = kept("inner", R, columns["g"].stop)
-    dinner = arena("dinner", *inner.shape)
-
-    # Output, gate, bonus, norm by head.
-    np.matmul(dx.T, kept("gated", R, C), out=g["att.output.weight"])
-    dmixed = np.matmul(dx, p["att.output.weight"], out=arena("dmixed", R, C))
-    dgate = np.multiply(dmixed, kept("before_gate", R, C), out=scratch)
-    np.matmul(inner[:, columns["g"]].T, dgate, out=g["att.g2"])
-    part = np.matmul(dgate, p["att.g2"].T, out=dinner[:, columns["g"]])
-    sigmoid = inner[:, columns["g"]]
-    part *= sigmoid
-    part *= 1 - sigmoid
-    dmixed *= kept("gate", R, C)
-
-    normal, deviation = kept("normal_x", *by_head), kept("deviation_x", R, H, 1)
+    # The norm by head.
+    normal, deviation = b.keep("normal_x"), b.keep("deviation_x", b.rows, H, 1)
     _column_sums(dmixed, g["att.ln_x.bias"])
-    _column_dots(dmixed, normal.reshape(R, C), g["att.ln_x.weight"])
-    VU, bonus = kept("VU", chunks, 2, K, C), kept("bonus", R, H)
-    V = VU[:, 0].reshape(chunk_heads)
-    dbonus = arena("dbonus", R, H, 1)
-    np.einsum("gkhn,gkhn->gkh", dmixed.reshape(chunk_heads), V, out=dbonus.reshape(chunks, K, H))
-    rk = kept("rk", R, C)
-    np.matmul(dbonus.transpose(1, 2, 0), rk.reshape(by_head).transpose(1, 0, 2), out=g["att.r_k"].reshape(H, 1, N))
-    drk = np.multiply(dbonus, p["att.r_k"], out=arena("drk", *by_head)).reshape(R, C)
-    dv_bonus = np.multiply(dmixed.reshape(by_head), bonus.reshape(R, H, 1), out=arena("dv_bonus", *by_head))
+    _column_dots(dmixed, normal, g["att.ln_x.weight"])
+    dmixed *= b.p["att.ln_x.weight"]
+    _normalise_backward(b.by_head(dmixed), b.by_head(normal), b.by_head(scratch))
+    by_chunk = deviation.reshape(*chunk_heads[:3], 1)
+    np.multiply(dmixed.reshape(chunk_heads), by_chunk, out=dY.reshape(chunk_heads))
+    return drk, dv_bonus
 
-    dmixed *= p["att.ln_x.weight"]
-    dy = dmixed.reshape(by_head)
-    along = np.einsum("rhn,rhn->rh", dy, normal)[:, :, None]
-    along /= N
-    mean = np.einsum("rhn->rh", dy)[:, :, None]
-    mean /= N
-    dy -= mean
-    np.multiply(normal, along, out=scratch.reshape(by_head))
-    dmixed -= scratch
-    YZ = arena("YZ", chunks, 2, K, C)
-    np.multiply(dy.reshape(chunk_heads), deviation.reshape(chunks, K, H, 1), out=YZ[:, 0].reshape(chunk_heads))
 
-    # The recurrence.
-    RA, KB = kept("RA", chunks, 2, K, C), kept("KB", chunks, 2, K, C)
-    e_cl, e_minus_cl = kept("e_cl", *chunked), kept("e_minus_cl", *chunked)
-    dRA, dKB, dKB_state, dv, decay_part = _scan_backward(arena, saved, batch, N, RA, KB, VU, e_cl[:, -1], YZ)
+def _decay_backward(b: _Pass, g: Mapping[str, Array], decay_part: Array, dinner: Array) -> None:
+    """Go back from e^±cl to the decay's gate."""
+    G, C, dtype = b.chunks, b.config.width, b.arena.dtype
+    scratch, dz = b.buffer("scratch"), b.buffer("dlw")
+    dlw, product = b.chunked(dz), b.buffer("part", G, 2, CHUNK, C)
+    dlw[...] = decay_part[:, None]
+    parts = (("dRA", "RA"), ("dKB", "KB"), ("dKB_state", "KB"))
+    for (gradient, operand), sums in zip(parts, _decay_sums(dtype), strict=True):
+        np.multiply(b.buffer(gradient, *product.shape), b.stack(operand), out=product)
+        dlw += np.matmul(sums, product.reshape(G, 2 * CHUNK, C), out=b.chunked(scratch))
 
-    dlw, term, product = arena("dlw", *chunked), scratch.reshape(chunked), arena("product", chunks, 2, K, C)
-    from_RA, from_KB, from_state = _decay_sums(dx.dtype)
-    np.multiply(dRA, RA, out=product)
-    np.matmul(from_RA, product.reshape(chunks, 2 * K, C), out=dlw)
-    np.multiply(dKB, KB, out=product)
-    dlw += np.matmul(from_KB, product.reshape(chunks, 2 * K, C), out=term)
-    np.multiply(dKB_state, KB, out=product)
-    dlw += np.matmul(from_state, product.reshape(chunks, 2 * K, C), out=term)
-    dlw += decay_part[:, None]
-
-    # Decay's gate: log w = DECAY (1 + t), t = tanh(z/2), and dt/dz = (1 − t²)/2, with `decay` = 1 + t.
-    decay, dz = kept("decay", R, C), dlw.reshape(R, C)
+    # log w = DECAY (1 + t) with t = tanh(z/2), so d(log w)/dz = DECAY (1 − t²)/2, and `decay` is 1 + t.
+    decay = b.keep("decay")
     dz *= decay
     np.subtract(2, decay, out=scratch)
     scratch *= 0.5 * DECAY
     dz *= scratch
-    where = columns["w"]
-    _outer_backward("w", inner[:, where], dz, dinner[:, where], p, g)
-    dinner_w, tanh = dinner[:, where], inner[:, where]
-    dinner_w *= 1 - tanh * tanh
+    _outer_backward(b, g, "w", dz, dinner)
+    tanh, dtanh = _inner_of(b, "w", dinner)
+    dtanh *= 1 - tanh * tanh
 
-    # From RA and KB to r, κ, k and b = κ α; then from k and κ to k0 and α.
-    dKB += dKB_state
-    dKB *= e_minus_cl[:, None]
-    dr, dk, db = arena("dr", R, C), arena("dk", R, C), arena("db", R, C)
-    np.multiply(dRA[:, 0], e_cl, out=dr.reshape(chunked))
-    np.multiply(drk, kept("k", R, C), out=scratch)
-    dr += scratch
-    np.multiply(drk, kept("r", R, C), out=dk)
-    dk.reshape(chunked)[...] += dKB[:, 0]
-    db.reshape(chunked)[...] = dKB[:, 1]
-    kappa, alpha, k0 = kept("kappa", R, C), kept("alpha", R, C), kept("k0", R, C)
-    dkappa, dalpha = arena("dkappa", R, C), arena("dalpha", R, C)
-    np.multiply(dRA[:, 1, 1:], e_cl[:, :-1], out=dkappa.reshape(chunked)[:, 1:])
-    dkappa.reshape(chunked)[:, 0] = dRA[:, 1, 0]
-    np.multiply(db, alpha, out=scratch)
-    dkappa += scratch
-    np.multiply(db, kappa, out=dalpha)
 
-    k_a = p["att.k_a"].reshape(C)
+def _operands_backward(b: _Pass, drk: Array) -> tuple[Array, Array, Array, Array]:
+    """Go back from RA, KB and r ∘ k; return dL/d of r, k, κ and α, all [R, C]."""
+    dr, dk, db, dkappa, dalpha = (b.buffer(name) for name in ("dr", "dk", "db", "dkappa", "dalpha"))
+    shape, scratch = (b.chunks, 2, CHUNK, b.config.width), b.buffer("scratch")
+    dRA, dKB, e_cl = b.buffer("dRA", *shape), b.buffer("dKB", *shape), b.chunked(b.keep("e_cl"))
+    dKB += b.buffer("dKB_state", *shape)
+    dKB *= b.chunked(b.keep("e_minus_cl"))[:, None]
+    np.multiply(dRA[:, 0], e_cl, out=b.chunked(dr))
+    dr += np.multiply(drk, b.keep("k"), out=scratch)
+    np.multiply(drk, b.keep("r"), out=dk)
+    b.chunked(dk)[...] += dKB[:, 0]
+    b.chunked(db)[...] = dKB[:, 1]  # b = κ α
+    np.multiply(dRA[:, 1, 1:], e_cl[:, :-1], out=b.chunked(dkappa)[:, 1:])
+    b.chunked(dkappa)[:, 0] = dRA[:, 1, 0]
+    dkappa += np.multiply(db, b.keep("alpha"), out=scratch)
+    np.multiply(db, b.keep("kappa"), out=dalpha)
+    return dr, dk, dkappa, dalpha
+
+
+def _keys_backward(b: _Pass, g: Mapping[str, Array], dk: Array, dkappa: Array, dalpha: Array, dinner: Array) -> None:
+    """Turn dL/dk into dL/dk0, in place, through k and κ; go back through α to its gate."""
+    k0, alpha, kappa, scratch = b.keep("k0"), b.keep("alpha"), b.keep("kappa"), b.buffer("scratch")
     dfactor = np.multiply(dk, k0, out=scratch)
-    np.subtract(alpha, 1, out=db)
-    _column_dots(dfactor, db, g["att.k_a"])
-    dfactor *= k_a
+    _column_dots(dfactor, np.subtract(alpha, 1, out=b.buffer("db")), g["att.k_a"])
+    dfactor *= b.vector("att.k_a")
     dalpha += dfactor
-    dk0 = dk
-    dk0 *= kept("k_factor", R, C)
+    dk *= b.keep("k_factor")
 
-    along = np.einsum("rhn,rhn->rh", dkappa.reshape(by_head), kappa.reshape(by_head))[:, :, None]
-    np.multiply(kappa.reshape(by_head), along, out=scratch.reshape(by_head))
+    along = np.einsum("rhn,rhn->rh", b.by_head(dkappa), b.by_head(kappa))[:, :, None]
+    np.multiply(b.by_head(kappa), along, out=b.by_head(scratch))
     dkappa -= scratch
-    dkappa.reshape(by_head)[...] *= kept("kappa_norm", R, H, 1)
+    b.by_head(dkappa)[...] *= b.keep("kappa_norm", b.rows, b.config.heads, 1)
     _column_dots(dkappa, k0, g["att.k_k"])
-    dkappa *= p["att.k_k"].reshape(C)
-    dk0 += dkappa
+    dkappa *= b.vector("att.k_k")
+    dk += dkappa
 
-    dalpha *= alpha
-    np.subtract(1, alpha, out=scratch)
-    dalpha *= scratch
-    where = columns["a"]
-    _outer_backward("a", inner[:, where], dalpha, dinner[:, where], p, g)
+    _sigmoid_backward(dalpha, alpha, scratch)
+    _outer_backward(b, g, "a", dalpha, dinner)
 
-    # Values.
-    dv = dv.reshape(R, C)
-    dv += dv_bonus.reshape(R, C)
-    if index == 0:
+
+def _values_backward(b: _Pass, g: Mapping[str, Array], dv: Array, dv_first: Array, dinner: Array) -> None:
+    """Turn dL/dv into dL/d(its projection), in place; its other part goes to dv_first and the mix's gate."""
+    if b.index == 0:
         dv += dv_first
-    else:
-        mix_v = kept("mix_v", R, C)
-        dfirst = np.multiply(dv, mix_v, out=scratch)
-        dv_first += dfirst
-        dz = np.multiply(dfirst, kept("v_residual", R, C), out=arena("dmix_v", R, C))
-        dv -= dfirst
-        np.subtract(1, mix_v, out=scratch)
-        dz *= scratch
-        where = columns["v"]
-        _outer_backward("v", inner[:, where], dz, dinner[:, where], p, g)
+        return
+    mix_v, scratch = b.keep("mix_v"), b.buffer("scratch")
+    drawn = np.multiply(dv, mix_v, out=scratch)
+    dv_first += drawn
+    dv -= drawn
+    # dL/d(mix) = dv ∘ residual, and mix (1 − mix) is the sigmoid's slope: `drawn` has dv ∘ mix already.
+    dz = np.multiply(drawn, b.keep("v_residual"), out=b.buffer("dmix_v"))
+    np.subtract(1, mix_v, out=scratch)
+    dz *= scratch
+    _outer_backward(b, g, "v", dz, dinner)
 
-    # Inner maps, projections and their mixes, shift, norm.
-    dh, dxx, mix_gradient = arena("dh_block", R, C), arena("dxx", R, C), arena("mix_gradient", C)
-    for mix in ("r", "k", "v"):  # x_v mixes for two: the projection and its gate
+
+def _inner_backward(b: _Pass, g: Mapping[str, Array], dinner: Array, dh: Array, dxx: Array) -> None:
+    """Go back through the products of h and xx with the stacked w1 a1 v1 g1; writes dh and dxx."""
+    weights, columns = _inner_weights(b)
+    np.matmul(dinner, weights[0].T, out=dh)
+    np.matmul(dinner, weights[1].T, out=dxx)
+    both = b.buffer("inner_gradient", *weights.shape)
+    np.matmul(b.keep("h").T, dinner, out=both[0])
+    np.matmul(b.keep("xx").T, dinner, out=both[1])
+    for mix in MIXES:  # v's mix serves its gate, in all blocks but the first, and its projection
         g[f"att.x_{mix}"][...] = 0
-    _inner_backward(config, index, p, g, h, xx, dinner, dh, dxx, arena)
-    for mix, weight, dout in (("r", "receptance", dr), ("k", "key", dk0), ("v", "value", dv)):
-        np.matmul(dout.T, kept(f"x{mix}", R, C), out=g[f"att.{weight}.weight"])
-        dmix = np.matmul(dout, p[f"att.{weight}.weight"], out=scratch)
-        dh += dmix
-        _column_dots(dmix, xx, mix_gradient)
-        g[f"att.x_{mix}"].reshape(C)[...] += mix_gradient
-        dmix *= p[f"att.x_{mix}"].reshape(C)
-        dxx += dmix
-    _shift_backward(dh, dxx, batch)
-    _residual_norm_backward("1", "ln1", p, g, dh, dx, arena, saved)
+    for gate, where in columns.items():
+        first, C = b.p[f"att.{gate}1"], b.config.width
+        plain, mixed = both[:, :, where.start : where.start + first.shape[1]]
+        np.multiply(mixed, b.p[f"att.x_{gate}"].reshape(C, 1), out=g[f"att.{gate}1"])
+        g[f"att.{gate}1"] += plain
+        np.einsum("cr,cr->c", mixed, first, out=g[f"att.x_{gate}"].reshape(C))
+
+
+def _project_backward(
+    b: _Pass, g: Mapping[str, Array], mix: str, weight: str, dout: Array, dh: Array, dxx: Array
+) -> None:
+    """Go back through `_project`, adding to dh, dxx and the mix's gradient."""
+    np.matmul(dout.T, b.keep(f"x{mix}"), out=g[f"att.{weight}.weight"])
+    dmixed = np.matmul(dout, b.p[f"att.{weight}.weight"], out=b.buffer("scratch"))
+    dh += dmixed
+    dmix = b.buffer("dmix", b.config.width)
+    _column_dots(dmixed, b.keep("xx"), dmix)
+    g[f"att.x_{mix}"].reshape(-1)[...] += dmix
+    dmixed *= b.vector(f"att.x_{mix}")
+    dxx += dmixed
 
 
 # --- The model --------------------------------------------------------------------------------------------------
@@ -1034,11 +1019,10 @@ class RWKV7:
         """
         self.config = config
         shapes = parameter_shapes(config)
-        total = sum(math.prod(shape) for shape in shapes.values())
-        self.flat_parameters = np.empty(total, dtype)
-        self.parameters = _views(self.flat_parameters, shapes)
         if parameters is not None:
             check_parameters(config, parameters)
+        self.flat_parameters = np.empty(sum(math.prod(shape) for shape in shapes.values()), dtype)
+        self.parameters = _views(self.flat_parameters, shapes)
         source = initial_parameters(config, seed) if parameters is None else parameters.items()
         for name, values in source:
             self.parameters[name][...] = values
@@ -1093,7 +1077,7 @@ class RWKV7:
         return loss, lanes[0].gradients
 
     def _loss_and_gradients(self, lane: _Lane, tokens: Array, targets: Array, total: int) -> float:
-        """Return a slice's part of the mean loss over `total` tokens, and leave its part of the gradient in the lane."""
+        """Return a slice's part of the mean loss over `total` tokens; its part of the gradient is left in the lane."""
         x = self._trunk_forward(lane.arena, tokens, keep=True)
         loss, dx = self._head(lane.arena, x, targets, total, lane.gradients)
         self._trunk_backward(lane, tokens, dx)
@@ -1180,7 +1164,7 @@ class RWKV7:
         h = self._norm_out(arena, x[:, :real].reshape(-1, C))
         R, V = h.shape[0], head.shape[0]
         flat_targets = targets.reshape(R)
-        dh = arena("dh", R, C)
+        dh = arena("dh_out", R, C)
         loss, tile = 0.0, max(1, min(R, HEAD_TILE_BYTES // (V * h.itemsize)))
         for start in range(0, R, tile):
             rows = slice(start, min(start + tile, R))
@@ -1198,14 +1182,19 @@ class RWKV7:
                 dhead += np.matmul(logits.T, h[rows], out=arena("dhead", V, C))
         dx = arena("dx", batch, time, C)
         if gradients is not None:
-            normal, deviation = arena("normal_out", R, C), arena("deviation_out", R, 1)
-            _column_dots(dh, normal, gradients["ln_out.weight"])
-            _column_sums(dh, gradients["ln_out.bias"])
-            weight = self.parameters["ln_out.weight"]
-            _layer_norm_backward(dh, weight, normal, deviation, arena("scratch", R, C))
+            self._norm_backward("ln_out", dh, arena("normal_out", R, C), arena("deviation_out", R, 1), gradients, arena)
             dx[:, :real] = dh.reshape(batch, real, C)
             dx[:, real:] = 0
         return loss / total, dx
+
+    def _norm_backward(
+        self, name: str, dy: Array, normal: Array, deviation: Array, gradients: Mapping[str, Array], arena: Arena
+    ) -> None:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        scratch = arena("scratch", *dy.shape)
+        _layer_norm_backward(
+            dy, self.parameters[weight], normal, deviation, gradients[weight], gradients[bias], scratch
+        )
 
     def _trunk_backward(self, lane: _Lane, tokens: Array, dx: Array) -> None:
         arena, gradients = lane.arena, lane.gradients
@@ -1223,11 +1212,8 @@ class RWKV7:
                 f"{index}.",
             )
         R, C = dx.shape[0] * dx.shape[1], dx.shape[2]
-        rows, normal = dx.reshape(R, C), arena("normal0", R, C)
-        _column_dots(rows, normal, gradients["blocks.0.ln0.weight"])
-        _column_sums(rows, gradients["blocks.0.ln0.bias"])
-        weight, deviation = self.parameters["blocks.0.ln0.weight"], arena("deviation0", R, 1)
-        _layer_norm_backward(rows, weight, normal, deviation, arena("scratch", R, C))
+        rows, normal, deviation = dx.reshape(R, C), arena("normal0", R, C), arena("deviation0", R, 1)
+        self._norm_backward("blocks.0.ln0", rows, normal, deviation, gradients, arena)
         _scatter_rows(self._padded(tokens).reshape(R), rows, gradients["emb.weight"])
 
     # One token at a time.
@@ -1348,9 +1334,9 @@ def _plain_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
 
 
 def _plain_sigmoid(z: Array) -> Array:
-    z = np.array(z)
-    _sigmoid(z)
-    return z
+    half = z * 0.5
+    _sigmoid_of_half(half)
+    return half
 
 
 def _time_mix_step(

@@ -540,16 +540,16 @@ class Worker:
                 break
         assert self._gradient is not None
         self._gradient /= np.float32(samples)
-        if not self._is_finite(losses):
+        if not self._is_finite(losses, self._gradient):
             return 0
         self.samples += samples
         self.loss = losses / samples
         self.average_loss = self.loss if np.isnan(self.average_loss) else 0.98 * self.average_loss + 0.02 * self.loss
         return samples
 
-    def _is_finite(self, losses: float) -> bool:
+    def _is_finite(self, losses: float, gradient: Vector) -> bool:
         """Whether loss and gradient can be pushed: one bad batch is left out, many in a row end the worker."""
-        if np.isfinite(losses) and np.isfinite(self._gradient).all():
+        if np.isfinite(losses) and np.isfinite(gradient).all():
             self._not_finite = 0
             return True
         self._not_finite += 1

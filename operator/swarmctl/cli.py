@@ -56,6 +56,9 @@ def run() -> int:
     except BrokenPipeError:  # as in `swarmctl logs … | head`
         sys.stderr.close()
         return int(Exit.DONE)
+    except OSError as error:  # a full disk, a folder of somebody else's: said without a traceback
+        _print_error(SwarmctlError(f"{error.filename or 'the system'}: {error.strerror or error}"))
+        return int(Exit.FAILED)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(Exit.DONE)
     return int(Exit.DONE)

@@ -39,11 +39,18 @@ def control(http_port: int, what: Control, timeout: float) -> Json:
         ) from error
     if not reply.ok:
         raise SwarmctlError(
-            f"the coordinator refuses to {what}: {reply.status_code} {reply.text.strip()[:500]}",
+            f"the coordinator refuses to {what}: {_reason(reply)}",
             "swarmctl logs coordinator --local --tail 20",
         )
     content = reply.json() if reply.content else {}
     return content if isinstance(content, dict) else {}
+
+
+def _reason(reply: requests.Response) -> str:
+    try:
+        return str(reply.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP status {reply.status_code}"
 
 
 def run_state(status: Json | None) -> str | None:

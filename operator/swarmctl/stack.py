@@ -7,16 +7,18 @@ Docker would ignore silently is a problem here. May import: ``schema``, ``errors
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-
-from fdtc import PROFILES, Profile
 
 from . import schema
 from .errors import StackError, UsageError
 from .schema import Anything, Boolean, Either, Integer, Keys, Listing, Nothing, Number, Problem, Table, Text
+
+if TYPE_CHECKING:
+    from fdtc import ProfileSpec
 
 Section = Mapping[str, Any]
 COORDINATOR = "coordinator"
@@ -117,7 +119,7 @@ def load(name_or_path: str) -> Stack:
         raise UsageError(f"can't read {path}: {error.strerror}", *_known_stacks()) from error
     except UnicodeDecodeError as error:
         raise StackError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    content, problems = schema.read(text, STACK)
+    content, problems = schema.read(text, stack_schema())
     if not problems:
         problems = _check_meaning(content, text)
     if problems:
@@ -191,8 +193,16 @@ def _name_from(path: Path) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-_0123456789") or "stack"
 
 
+@cache
+def _profiles() -> "Mapping[str, ProfileSpec]":
+    # The protocol brings numpy with it, and only who reads a stack should wait for that.
+    from fdtc import PROFILES
+
+    return {profile.name: spec for profile, spec in PROFILES.items()}
+
+
 def _worker_class(service: str, keys: Section) -> WorkerClass:
-    profile = PROFILES[Profile[keys["profile"]]]
+    profile = _profiles()[keys["profile"]]
     return WorkerClass(
         service=service,
         profile=keys["profile"],
@@ -228,7 +238,7 @@ def _check_meaning(content: Section, text: str) -> list[Problem]:
         path = f"x-fdtc.classes.{service}"
         if service not in services:
             refuse(path, f"there is no service of this name{schema.did_you_mean(service, services)}")
-        wanted = PROFILES[Profile[keys["profile"]]].hardware_class
+        wanted = _profiles()[keys["profile"]].hardware_class
         if service != f"worker-{wanted}":
             refuse(f"{path}.profile", f"{keys['profile']} is a profile of worker-{wanted}, not of {service}")
     for service in services:
@@ -423,44 +433,49 @@ _TRAINING = Keys(
         "steps": Integer(),
     }
 )
-_FDTC = Keys(
-    {
-        "model": Text(),
-        "data": Text(),
-        "training": _TRAINING,
-        "compression": Keys(
-            {
-                "type": Text(("none", "fp16", "topk", "qsgd")),
-                "topk_ratio": Number(most=1, above=True),
-                "levels": Integer(least=1, most=255),
-            }
-        ),
-        "checkpointing": Keys({"interval": Integer(least=1), "keep": Integer(least=1)}),
-        "classes": Table(
-            Keys(
+
+
+@cache
+def stack_schema() -> Keys:
+    """What a stack file may hold."""
+    ours = Keys(
+        {
+            "model": Text(),
+            "data": Text(),
+            "training": _TRAINING,
+            "compression": Keys(
                 {
-                    "profile": Text(tuple(profile.name for profile in Profile)),
-                    "batch_size": Integer(least=1),
-                    "accumulation_steps": Integer(least=1),
-                    "local_replicas": Integer(most=64),
-                },
-                required=("profile",),
-            )
-        ),
-    },
-    required=("model", "data", "classes"),
-)
-STACK = Keys(
-    {
-        "version": _TEXT_OR_NUMBER,
-        "name": Text(),
-        "services": Table(_SERVICE),
-        "networks": Table(_SERVER_OBJECT),
-        "volumes": Table(_SERVER_OBJECT),
-        "configs": Table(_SERVER_OBJECT),
-        "secrets": Table(_SERVER_OBJECT),
-        "x-fdtc": _FDTC,
-    },
-    required=("services", "x-fdtc"),
-    extensions=True,
-)
+                    "type": Text(("none", "fp16", "topk", "qsgd")),
+                    "topk_ratio": Number(most=1, above=True),
+                    "levels": Integer(least=1, most=255),
+                }
+            ),
+            "checkpointing": Keys({"interval": Integer(least=1), "keep": Integer(least=1)}),
+            "classes": Table(
+                Keys(
+                    {
+                        "profile": Text(tuple(_profiles())),
+                        "batch_size": Integer(least=1),
+                        "accumulation_steps": Integer(least=1),
+                        "local_replicas": Integer(most=64),
+                    },
+                    required=("profile",),
+                )
+            ),
+        },
+        required=("model", "data", "classes"),
+    )
+    return Keys(
+        {
+            "version": _TEXT_OR_NUMBER,
+            "name": Text(),
+            "services": Table(_SERVICE),
+            "networks": Table(_SERVER_OBJECT),
+            "volumes": Table(_SERVER_OBJECT),
+            "configs": Table(_SERVER_OBJECT),
+            "secrets": Table(_SERVER_OBJECT),
+            "x-fdtc": ours,
+        },
+        required=("services", "x-fdtc"),
+        extensions=True,
+    )

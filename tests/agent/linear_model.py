@@ -36,18 +36,20 @@ class Linear:
 
 
 class Rows:
-    """Rows (x, y) of one shard; y is the mean of x, plus 1."""
+    """Rows (x, y) of one shard; y is the sum of x over the root of its length, plus 1."""
 
     def __init__(self, shard: int, total_shards: int) -> None:
-        size = _size()
-        x = np.random.default_rng(shard).standard_normal((ROWS, size), np.float32)
-        self.rows = np.hstack([x, x.mean(axis=1, keepdims=True) * np.float32(size**0.5) + 1])
+        self.size = _size()
+        self.shard = shard
         self.next = 0
 
     def next_batch(self, batch_size: int) -> Batch | None:
-        batch = self.rows[self.next : self.next + batch_size]
-        self.next += len(batch)
-        return batch if len(batch) else None
+        count = min(batch_size, ROWS - self.next)
+        if count == 0:
+            return None
+        x = np.random.default_rng((self.shard, self.next)).standard_normal((count, self.size), np.float32)
+        self.next += count
+        return np.hstack([x, x.sum(axis=1, keepdims=True) / np.float32(self.size**0.5) + 1])
 
     def reset(self) -> None:
         self.next = 0

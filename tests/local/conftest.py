@@ -1,6 +1,5 @@
 """A swarmctl with a state folder and ports of its own, and nothing left behind."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,11 @@ from typing import Any
 
 import psutil
 import pytest
+
+from swarmctl.local.observe import observe
+from swarmctl.local.ports import free_port
+from swarmctl.local.state import deployed_folders
+from swarmctl.local.status import report
 
 SMALL = Path(__file__).with_name("small.yml")
 
@@ -45,16 +49,11 @@ class Swarmctl:
         return ended
 
     def status(self) -> dict[str, Any]:
-        ended = subprocess.run(
-            self.command("status", "--local", "--json"),
-            env=self.environment,
-            text=True,
-            capture_output=True,
-            check=False,
-        )
-        assert ended.returncode in {0, 5}, ended.stderr
-        facts: dict[str, Any] = json.loads(ended.stdout)
-        return facts
+        """What `status --json` prints for the one stack that is deployed."""
+        (folder,) = deployed_folders(self.state)
+        observed = observe(folder)
+        assert observed
+        return report(observed)
 
     def process(self, name: str) -> dict[str, Any]:
         return next(process for process in self.status()["processes"] if process["name"] == name)
@@ -100,7 +99,5 @@ def swarmctl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarmctl]:
 @pytest.fixture(scope="module")
 def ports() -> list[str]:
     """Options for two ports that nobody uses."""
-    from swarmctl.local.ports import free_port
-
     port = free_port(17100 + os.getpid() % 10000)
     return ["--port", str(port), "--http-port", str(free_port(port + 1))]

@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+from typing import Literal
 
 from ..errors import SwarmctlError, WaitTimeoutError
 from .state import Folder
@@ -54,13 +55,16 @@ def start_supervisor(folder: Folder, timeout: float) -> None:
         os.close(hear)
 
 
-def ask(folder: Folder, request: str, timeout: float) -> None:
+def ask(folder: Folder, request: Literal["follow", "stop"], timeout: float) -> dict[str, int]:
     """Send a request and wait until it is done.
 
     Args:
         folder: The stack's folder.
-        request: ``follow`` (do what deployment.json says), ``stop`` or ``ping``.
+        request: ``follow`` (do what deployment.json says) or ``stop``.
         timeout: Seconds to wait for the reply.
+
+    Returns:
+        The exit codes of the processes that it has stopped.
 
     Raises:
         WaitTimeoutError: It is not done in time, and goes on.
@@ -80,11 +84,13 @@ def ask(folder: Folder, request: str, timeout: float) -> None:
             f"the supervisor of {folder.name} can't be reached: {error.strerror}",
             f"swarmctl status --local --stack {folder.name}",
         ) from error
-    if not reply or not json.loads(reply)["ok"]:
+    answer = json.loads(reply) if reply else {"ok": False}
+    if not answer["ok"]:
         raise SwarmctlError(
             f"the supervisor of {folder.name} went away while it was asked to {request}",
             f"cat {folder.log('supervisor')}",
         )
+    return dict(answer["exit_codes"])
 
 
 def _connect(folder: Folder, timeout: float) -> socket.socket:

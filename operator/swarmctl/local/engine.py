@@ -24,7 +24,7 @@ from .client import ask, start_supervisor
 from .observe import Observed, observe
 from .processes import Action, Wanted, difference, keep_scale, want
 from .state import COORDINATOR, Deployment, Folder, end_processes, lock, write
-from .waiting import STOP_TIMEOUT_SEC, tell_finished, wait_for_training
+from .waiting import STOP_TIMEOUT_SEC, last_words, tell_finished, wait_for_training
 
 
 def plan(stack: Stack, folder: Folder, port: int | None, http_port: int | None) -> tuple[Wanted, list[Action]]:
@@ -44,6 +44,7 @@ def plan(stack: Stack, folder: Folder, port: int | None, http_port: int | None) 
             f"# set x-fdtc.training.min_workers or classes.*.local_replicas in {stack.path}",
         )
     observed = observe(folder)
+    ports.check(wanted.deployment, {process.pid for process in observed.living} if observed else ())
     if observed is None or not (observed.supervised or observed.is_finished):
         old = None  # nothing runs that could stay as it is
     return wanted, difference(old, wanted.deployment)
@@ -63,8 +64,9 @@ def deploy(
     Raises:
         SwarmctlError: It can't be brought up; exit code 6 where only some of it trains.
     """
-    folder.make()
     deadline = time.monotonic() + timeout
+    plan(stack, folder, port, http_port)  # what can't be is refused before anything is written
+    folder.make()
     with _alone(folder):
         wanted, actions = plan(stack, folder, port, http_port)
         observed = observe(folder)
@@ -121,7 +123,13 @@ def remove(folder: Folder, story: Story, *, volumes: bool) -> None:
         observed = observe(folder)
         if observed:
             story.title(folder.name, "on this machine")
-            _stop(observed, story)
+            if not _stop(observed, story) and not volumes:
+                raise SwarmctlError(
+                    f"the coordinator ended badly, so its last checkpoint may be missing; nothing is removed yet. "
+                    f"{last_words(folder, COORDINATOR)}",
+                    f"swarmctl deploy --stack {folder.name} --local",
+                    f"swarmctl rm --local --stack {folder.name}   # to remove it as it is",
+                )
         for path in (folder.logs, folder.config, *((folder.checkpoints,) if volumes else ())):
             shutil.rmtree(path, ignore_errors=True)
         for path in (folder.deployment, folder.state, folder.socket, folder.supervisor_lock):
@@ -190,7 +198,6 @@ def _deployed(folder: Folder) -> Observed:
 
 def _bring_about(folder: Folder, wanted: Wanted, actions: list[Action], story: Story, deadline: float) -> None:
     observed = observe(folder)
-    ports.check(wanted.deployment, {process.pid for process in observed.living} if observed else ())
     kept = checkpoints.newest(folder)
     if kept and not (observed and observed.supervised):
         story.same(f"resumes from version {kept.version} ({kept.path})")
@@ -212,13 +219,16 @@ def _bring_about(folder: Folder, wanted: Wanted, actions: list[Action], story: S
     story.done("supervisor started", "it restarts what crashes")
 
 
-def _stop(observed: Observed, story: Story) -> None:
+def _stop(observed: Observed, story: Story) -> bool:
+    """Stop all processes; False where the coordinator could not end well, its last checkpoint written."""
     with story.waiting("workers stop, then the coordinator with a last checkpoint"):
         if observed.supervised:
-            ask(observed.folder, "stop", STOP_TIMEOUT_SEC)
+            code = ask(observed.folder, "stop", STOP_TIMEOUT_SEC).get(COORDINATOR, 0)
         else:
             end_processes(observed.living, STOP_TIMEOUT_SEC)
+            code = 0  # whoever is not our child leaves us no exit code
     story.done("all processes have stopped")
+    return code == 0
 
 
 def _tell_scale(stack: Stack, deployment: Deployment, story: Story) -> None:

@@ -165,6 +165,7 @@ def write(path: Path, record: msgspec.Struct) -> None:
         beside.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
         beside.replace(path)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise SwarmctlError(f"can't write {path}: {error.strerror}") from error
 
 

@@ -2,7 +2,9 @@
 
 Started by ``swarmctl deploy --local`` as ``python -m swarmctl.local.supervisor FOLDER``. It starts the coordinator,
 then the workers, starts again what crashed (after a pause that doubles), writes down what it sees, and takes requests
-on a Unix socket in the folder. It ends when it is told to, or when the run is finished. May import: ``local.state``.
+on a Unix socket in the folder. It ends when it is told to, or when the run is finished.
+
+May import: ``local.state``, ``errors``.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from signal import SIGINT, SIGTERM
 
 import psutil
 
+from ..errors import SwarmctlError
 from .state import (
     COORDINATOR,
     Ending,
@@ -37,6 +40,7 @@ HEALTH_INTERVAL_SEC = 0.1
 WORKER_GRACE_SEC = 15.0
 COORDINATOR_GRACE_SEC = 60.0  # it writes a checkpoint before it ends
 FINISH_GRACE_SEC = 10.0  # between the ends of the coordinator and of its workers
+NOT_STARTED = 127  # as a shell says it
 LARGEST_LOG = 20_000_000
 
 
@@ -61,6 +65,7 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self.coordinator_is_up = asyncio.Event()
         self.run_is_finished = asyncio.Event()
+        self.exit_codes: dict[str, int] = {}  # of those that were stopped
         self.http_port = 0
         self._told_to_stop = asyncio.Event()
         self._changing = asyncio.Lock()
@@ -109,7 +114,10 @@ class Supervisor:
 
     def note(self) -> None:
         """Write down what is known, for `status` and for the next supervisor."""
-        write(self.folder.state, self._state())
+        try:
+            write(self.folder.state, self._state())
+        except SwarmctlError as error:  # a full disk must not end the watch; the next note may be written
+            _say(str(error))
 
     def _state(self) -> State:
         return State(os.getpid(), {name: child.state for name, child in self.children.items()})
@@ -136,7 +144,9 @@ class Supervisor:
             self.coordinator_is_up.clear()
         finished = {name for name in going if self.children[name].state.state == "finished"}
         for name in set(going) - finished:
-            del self.children[name]
+            ending = self.children.pop(name).state.last_ending
+            if ending:
+                self.exit_codes[name] = ending.code
         self.note()
 
     async def _end_orphans(self) -> None:
@@ -147,7 +157,7 @@ class Supervisor:
         await asyncio.to_thread(end_processes, found, COORDINATOR_GRACE_SEC)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one reply, each a line of JSON: ``follow``, ``stop`` or ``ping``."""
+        """One request, one reply, each a line of JSON: ``follow`` or ``stop``."""
         try:
             request = (await reader.readline()).decode("ascii", "replace").strip()
             if not request:  # somebody only looked whether this supervisor lives
@@ -158,7 +168,7 @@ class Supervisor:
                 async with self._changing:
                     await self._stop(list(self.children))
                 self._told_to_stop.set()
-            reply = {"ok": request in {"follow", "stop", "ping"}, "pid": os.getpid()}
+            reply = {"ok": request in {"follow", "stop"}, "exit_codes": self.exit_codes}
             writer.write(json.dumps(reply).encode() + b"\n")
             await writer.drain()
         except ConnectionError:
@@ -212,7 +222,11 @@ class Child:
         pause = FIRST_PAUSE_SEC
         while await self._may_start():
             began = time.monotonic()
-            code = await self._one_life()
+            try:
+                code = await self._one_life()
+            except OSError as error:
+                _say(f"{self.spec.name} can't be started: {error}")
+                code = self._ended_with(NOT_STARTED)
             if self._told_to_end.is_set():
                 return
             if code == 0 and await self._finished_its_work():
@@ -262,7 +276,9 @@ class Child:
             await self._until_up(ended)
         else:
             self._note("running")
-        code = await ended
+        return self._ended_with(await ended)
+
+    def _ended_with(self, code: int) -> int:
         self.state.pid = self.state.started = None
         self.state.last_ending = Ending(time.time(), code)
         return code

@@ -140,26 +140,29 @@ class _Watch:
         if lead and lead.state == "failed":
             ask(self.folder, "stop", STOP_TIMEOUT_SEC)
             raise SwarmctlError(
-                f"the coordinator did not come up: it {how_it_ended(lead)}. {self._last_words(COORDINATOR)}",
+                f"the coordinator did not come up: it {how_it_ended(lead)}. {last_words(self.folder, COORDINATOR)}",
                 f"swarmctl logs coordinator --local --stack {self.folder.name}",
             )
         if not self.observed.supervised and not self.observed.is_finished:
-            raise SwarmctlError("the supervisor is gone", f"cat {self.folder.log('supervisor')}", "then deploy again")
+            again = f"swarmctl deploy --stack {self.folder.name} --local"
+            raise SwarmctlError("the supervisor is gone", f"cat {self.folder.log('supervisor')}", again)
         at_first = self.restarts_at_first or {}
         crashing = [
             name for name in self.missing if self.restarts.get(name, 0) - at_first.get(name, 0) >= CRASHES_TO_GIVE_UP
         ]
         if crashing:
-            message = f"again and again there crashes {', '.join(crashing)}. {self._last_words(crashing[0])}"
+            message = f"again and again there crashes {', '.join(crashing)}. {last_words(self.folder, crashing[0])}"
             log = f"swarmctl logs {crashing[0]} --local --stack {self.folder.name}"
             if len(crashing) < len(self.observed.deployment.processes) - 1:
                 raise PartlyDoneError(f"{message}\nThe others go on.", log)
             remove = f"swarmctl rm --local --stack {self.folder.name}"
             raise SwarmctlError(f"{message}\nThe supervisor goes on trying.", log, remove)
 
-    def _last_words(self, process: str) -> str:
-        lines = Log(process, self.folder.log(process)).last_lines(LOG_LINES_SHOWN)
-        return f"The last log lines of {process}:\n" + "\n".join(f"  {human(line).plain}" for line in lines)
+
+def last_words(folder: Folder, process: str) -> str:
+    """What a process last logged, for an error message."""
+    lines = Log(process, folder.log(process)).last_lines(LOG_LINES_SHOWN)
+    return f"The last log lines of {process}:\n" + "\n".join(f"  {human(line).plain}" for line in lines)
 
 
 def _still_deployed(folder: Folder) -> Observed:

@@ -1,0 +1,415 @@
+"""Whatever is wrong is said in one clear message, with a nonzero status or a refused connection; nothing is lost."""
+
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import v1_peer as v1
+from processes import Coordinator, Process, Swarm, until
+
+SIZES = [8, 1]
+GRADIENT = [[1.0] * 8, [1.0]]
+DATA = b"".join(map(v1.none, GRADIENT))
+
+
+def failure(process: Process) -> str:
+    """What a process says that ends with status 1 and no checkpoint, log line or traceback in its last words."""
+    assert process.exit_status() == 1, process.output
+    return process.output
+
+
+# -------------------------------------------------------------------------------- ports, options, files
+
+
+@pytest.mark.parametrize("option", ["--port", "--http-port"])
+def test_a_port_in_use_is_named(swarm, option):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = failure(swarm.coordinator(option, str(port)))
+    assert f"port {port} on 127.0.0.1 is in use" in message
+    assert option in message
+
+
+def test_several_mistakes_of_a_user_each_give_a_message(swarm):
+    """Started together, since each takes a second to start and no time to fail."""
+    typo = swarm.folder / "typo.toml"
+    typo.write_text("[network]\nport = 0\n\n[training]\nlearning_rat = 0.1\n")
+    wrong_type = swarm.folder / "type.toml"
+    wrong_type.write_text('[training]\nlearning_rate = "fast"\n')
+    broken = swarm.folder / "broken.toml"
+    broken.write_text("[training\n")
+    here = swarm.folder / "file"
+    here.touch()
+    started = {
+        swarm.coordinator("--config", str(typo)): [f"{typo}:5", "'learning_rat'", "did you mean learning_rate?"],
+        swarm.coordinator("--config", str(wrong_type)): [f"{wrong_type}:2", "learning_rate", "fast"],
+        swarm.coordinator("--config", str(broken)): [str(broken), "not valid TOML"],
+        swarm.coordinator("--config", "missing.toml"): ["missing.toml", "No such file"],
+        swarm.coordinator("--model", "rwkv-tiniest"): ["'rwkv-tiniest'", "rwkv-tiny"],
+        swarm.coordinator("--model", "no_such_module:model"): ["no_such_module"],
+        swarm.coordinator("--model", "linear_model:nothing"): ["linear_model", "'nothing'"],
+        swarm.coordinator("--checkpoint-dir", str(here)): [f"can't write to {here}", "--checkpoint-dir"],
+        swarm.coordinator(FDTC_TRAINING_LEARNING_RAT=1): ["FDTC_TRAINING_LEARNING_RAT", "FDTC_TRAINING_LEARNING_RATE"],
+        swarm.coordinator("--host", "not.an.address.invalid"): ["not.an.address.invalid"],
+        swarm.worker(1, "w", "--data", "missing.txt"): ["missing.txt"],
+        swarm.worker(1, "w", "--profile", "RPI9_4G"): ["'RPI9_4G'", "RPI4_4G"],
+        swarm.worker(1, "w" * 70): ["w" * 70, "64"],
+        swarm.worker(1, "w", "--batch-size", str(2**40)): ["batch"],
+        swarm.worker(1, "w", "--data", "no_such_module:data"): ["no_such_module"],
+    }
+    for process, words in started.items():
+        message = failure(process)
+        for word in words:
+            assert word in message, message
+
+
+@pytest.mark.parametrize(("host", "attempts"), [("no.such.host.invalid", 2), ("127.0.0.1", 2)])
+def test_a_worker_gives_up_after_its_attempts_and_says_what_to_check(swarm, host, attempts):
+    worker = swarm.worker(
+        1, "lost", "--host", host, FDTC_NETWORK_RECONNECT_ATTEMPTS=attempts, FDTC_NETWORK_RECONNECT_DELAY_SEC=0.01
+    )
+    message = failure(worker)
+    assert f"no coordinator at {host}:1 after {attempts} attempts" in message
+    assert "--host and --port" in message
+
+
+# ----------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture
+def saved(swarm: Swarm) -> list[Path]:
+    """Three checkpoints, oldest first."""
+    coordinator = swarm.coordinator("--steps", "3", FDTC_CHECKPOINTING_INTERVAL=1000)
+    with v1.Worker(coordinator.port, "w") as peer:
+        for _ in range(2):
+            peer.pull()
+            peer.push(GRADIENT)
+            coordinator.control("checkpoint")
+        peer.pull()
+        peer.push(GRADIENT)
+        peer.expect(v1.SHUTDOWN)
+        peer.deregister()
+        assert coordinator.exit_status() == 0
+    found = sorted(swarm.checkpoints.glob("ckpt-*"))
+    assert [path.name for path in found] == ["ckpt-000000001", "ckpt-000000002", "ckpt-000000003"]
+    return found
+
+
+def cut_short(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def test_damaged_checkpoints_are_passed_over_and_said_so_and_nothing_is_deleted(swarm, saved):
+    oldest, middle, newest = saved
+    cut_short(newest / "weights.safetensors")
+    (middle / "manifest.json").write_text("{")
+
+    coordinator = swarm.coordinator("--steps", "5")
+
+    assert coordinator.event("resumed from a checkpoint")["version"] == 1
+    told = [event["path"] for event in coordinator.events("checkpoint is damaged, trying the one before")]
+    assert told == [str(newest), str(middle)]
+    assert len(list(swarm.checkpoints.glob("*/weights.safetensors"))) == 3
+    with v1.Worker(coordinator.port, "w") as peer:
+        for _ in range(4):
+            peer.pull()
+            peer.push(GRADIENT)
+        peer.deregister()
+    assert coordinator.exit_status() == 0
+    # What was damaged is still there, for whoever can mend it.
+    assert len(list(swarm.checkpoints.glob("*/weights.safetensors"))) == 4
+    assert oldest.exists()
+
+
+def test_with_no_whole_checkpoint_a_run_does_not_start_however_often_it_is_tried(swarm, saved):
+    for path in saved:
+        cut_short(path / "optimizer.safetensors")
+    for _ in range(2):
+        message = failure(swarm.coordinator())
+        assert f"no checkpoint in {swarm.checkpoints} is whole" in message
+        assert message.count("is cut short or changed") >= 3
+        assert "--checkpoint-dir" in message
+    assert len(list(swarm.checkpoints.glob("*/weights.safetensors"))) == 3
+
+
+def test_a_checkpoint_of_another_model_or_optimizer_is_left_alone(swarm, saved):
+    other_model = swarm.coordinator(LINEAR_SIZE=5)
+    other_optimizer = swarm.coordinator(FDTC_TRAINING_OPTIMIZER="sgd")
+    assert "of another model: weight has shape [8] where [5] is expected" in failure(other_model)
+    assert "does not fit optimizer 'sgd'" in failure(other_optimizer)
+    assert sorted(swarm.checkpoints.glob("ckpt-*")) == saved
+
+
+def test_the_same_version_is_not_written_twice(swarm):
+    coordinator = swarm.coordinator()
+    with v1.Worker(coordinator.port, "w") as peer:
+        peer.pull()
+        peer.push(GRADIENT)
+    path = Path(coordinator.control("checkpoint")["path"])
+    identity = path.stat().st_ino
+    assert coordinator.control("checkpoint")["path"] == str(path)
+    # To replace a directory it must be removed first: a kill between the two would lose it.
+    assert path.stat().st_ino == identity
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"can't mount a small file system here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(swarm, small_disk):
+    directory = small_disk / "checkpoints"
+    options = ("--checkpoint-dir", str(directory))
+    coordinator = swarm.coordinator(*options, LINEAR_SIZE=20_000)  # 240 kB a checkpoint
+    sizes = [20_000, 1]
+    gradient = b"".join(v1.none([1.0] * size) for size in sizes)
+
+    def push(peer: v1.Worker) -> None:
+        peer.pull()
+        peer.socket.sendall(peer.gradients_frame(gradient, sizes))
+        peer.expect(v1.GRADIENTS_ACK)
+
+    with v1.Worker(coordinator.port, "w") as peer:
+        push(peer)
+        first = Path(coordinator.control("checkpoint")["path"])
+        filler = small_disk / "filler"
+        with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        push(peer)
+
+        code, body, _ = coordinator.request("/control/checkpoint", "POST")
+
+        assert code == 507
+        assert "the disk is full" in json.loads(body)["error"]
+        assert "--checkpoint-dir" in json.loads(body)["error"]
+        assert [path.name for path in directory.iterdir()] == [first.name]
+        assert coordinator.request("/healthz")[0] == 503
+        assert "the disk is full" in coordinator.status()["checkpoint_error"]
+        push(peer)
+        assert coordinator.status()["version"] == 3
+
+        filler.unlink()
+        coordinator.control("checkpoint")
+        assert coordinator.request("/healthz")[0] == 200
+
+        with pytest.raises(OSError, match="No space left"), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        push(peer)
+        peer.deregister()
+    coordinator.control("shutdown")
+    assert "the disk is full" in failure(coordinator)
+    assert sorted(path.name for path in directory.iterdir()) == ["ckpt-000000001", "ckpt-000000003"]
+    filler.unlink()
+    again = swarm.coordinator(*options, LINEAR_SIZE=20_000)
+    assert again.event("resumed from a checkpoint")["version"] == 3
+
+
+# ----------------------------------------------------------------------------- peers that do not keep the rules
+
+
+@pytest.fixture(scope="module")
+def coordinator(shared_swarm: Swarm) -> Coordinator:
+    """One with a worker that trains all the while."""
+    coordinator = shared_swarm.coordinator("--compression", "none", LINEAR_SIZE=8)
+    shared_swarm.worker(coordinator.port, "bystander", "--batch-size", "4")
+    coordinator.when(lambda s: s["version"] > 3, "training")
+    return coordinator
+
+
+def gradients(worker_id: bytes, sizes: list[int], data: bytes, compression: int = v1.NONE) -> bytes:
+    head = v1.GRADIENTS_HEAD.pack(worker_id, 1, len(sizes), compression, 4 * sum(sizes))
+    return v1.frame(v1.GRADIENTS, head + data)
+
+
+TOO_LONG = v1.HEADER.pack(v1.MAGIC, v1.GRADIENTS, 2**32 - 1)
+LONGER_THAN_THE_MODEL = v1.HEADER.pack(v1.MAGIC, v1.GRADIENTS, 2**27)
+BEFORE_REGISTER = {
+    "rubbish": (os.urandom(4096), r"magic|FDTC"),
+    "zeros": (bytes(100), r"magic|FDTC"),
+    "a browser": (b"GET / HTTP/1.1\r\n\r\n", r"magic|FDTC"),
+    "an unknown type": (v1.frame(0x77), r"0x77|119|type"),
+    "a huge length": (TOO_LONG, r"not legal|limit|large"),
+    "gradients": (gradients(b"bad", SIZES, DATA), r"GRADIENTS .* not legal"),
+    "weights wanted": (v1.frame(v1.WEIGHTS_REQ), r"WEIGHTS_REQ .* not legal"),
+    "a coordinator's word": (v1.frame(v1.SHUTDOWN), r"SHUTDOWN .* not legal"),
+    "a short register": (v1.frame(v1.REGISTER, bytes(84)), r"84 bytes"),
+    "another version": (v1.register_frame("bad", version=9), r"version 9"),
+    "no name": (v1.register_frame(""), r"worker_id"),
+    "a name that is no text": (v1.frame(v1.REGISTER, b"\xff" * 64 + v1.register_frame("")[73:]), r"worker_id"),
+    "an unknown profile": (
+        v1.frame(v1.REGISTER, v1.REGISTER_BODY.pack(b"bad", 1, 4711, 1, 1, 1)),
+        r"profile",
+    ),
+}
+AFTER_REGISTER = {
+    "a huge length": (TOO_LONG, r"limit"),
+    "longer than the model": (LONGER_THAN_THE_MODEL, r"limit"),
+    "another model": (gradients(b"bad", [4, 1], bytes(20)), r"2 tensors and 20 bytes.*--model"),
+    "more tensors": (gradients(b"bad", [8, 1, 0], DATA), r"3 tensors"),
+    "too little data": (gradients(b"bad", SIZES, DATA[:-4]), r"."),
+    "too much data": (gradients(b"bad", SIZES, DATA + bytes(4)), r"."),
+    "unknown compression": (gradients(b"bad", SIZES, DATA, 9), r"compression"),
+    "indices out of range": (
+        gradients(b"bad", SIZES, struct.pack("<IIf", 1, 8, 1.0) + struct.pack("<IIf", 1, 0, 1.0), v1.TOPK),
+        r".",
+    ),
+    "no levels": (gradients(b"bad", SIZES, struct.pack("<Bf", 0, 1.0) + bytes(3), v1.QSGD), r"."),
+    "somebody else's name": (gradients(b"bystander", SIZES, DATA), r"'bystander'"),
+    "somebody else's heartbeat": (v1.frame(v1.HEARTBEAT, v1.HEARTBEAT_BODY.pack(b"bystander", 1, 1, 1)), r"bystander"),
+    "an infinite speed": (
+        v1.frame(v1.HEARTBEAT, v1.HEARTBEAT_BODY.pack(b"bad", 1, 1.0, float("inf"))),
+        r"samples_per_sec",
+    ),
+    "another name": (v1.register_frame("other"), r"belongs to 'bad'"),
+    "many messages, then rubbish": (
+        200 * v1.frame(v1.HEARTBEAT, v1.HEARTBEAT_BODY.pack(b"bad", 1, 1, 1))
+        + 20 * v1.frame(v1.WEIGHTS_REQ)
+        + b"rubbish!!",
+        r"magic|FDTC",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_REGISTER)
+def test_a_stranger_that_breaks_the_protocol_is_told_and_disconnected(coordinator, name):
+    sent, reason = BEFORE_REGISTER[name]
+    with v1.Worker(coordinator.port, "bad", register=False) as peer:
+        peer.socket.sendall(sent)
+        assert re.search(reason, peer.farewell())
+    assert coordinator.progress(1)["workers"][0]["id"] == "bystander"
+
+
+@pytest.mark.parametrize("name", AFTER_REGISTER)
+def test_a_worker_that_breaks_the_protocol_is_told_and_disconnected(coordinator, name):
+    sent, reason = AFTER_REGISTER[name]
+    with v1.Worker(coordinator.port, "bad") as peer:
+        peer.socket.sendall(sent)
+        assert re.search(reason, peer.farewell())
+    status = coordinator.progress(1)
+    assert status["gradients_refused"] == {}
+    coordinator.when(lambda s: [worker["id"] for worker in s["workers"]] == ["bystander"], "the bad one is gone")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38], ids=["nan", "inf", "too large to square"])
+def test_a_gradient_that_would_ruin_the_weights_is_refused_and_the_worker_goes_on(swarm, value):
+    coordinator = swarm.coordinator()
+    with v1.Worker(coordinator.port, "w") as peer:
+        _, _, _, before = peer.pull()
+        peer.push([[value, *GRADIENT[0][1:]], [1.0]])
+        peer.expect(v1.SYNC)
+        version, _, _, after = peer.pull()
+        assert (version, after) == (0, before)
+        assert coordinator.status()["gradients_refused"] == {"not_finite": 1}
+        peer.push(GRADIENT)
+        assert coordinator.status()["version"] == 1
+
+
+def test_a_worker_that_sends_and_never_reads_is_disconnected(coordinator):
+    beats = 1000 * v1.frame(v1.HEARTBEAT, v1.HEARTBEAT_BODY.pack(b"flood", 1, 1, 1))
+    with v1.Worker(coordinator.port, "flood") as peer:
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            while True:
+                peer.socket.sendall(beats + 1000 * v1.frame(v1.WEIGHTS_REQ))
+    coordinator.progress()
+
+
+def test_connections_that_say_nothing_are_closed_and_do_not_keep_others_out(swarm):
+    coordinator = swarm.coordinator(FDTC_NETWORK_HEARTBEAT_INTERVAL_SEC=1)
+    silent = [v1.Worker(coordinator.port, "", register=False) for _ in range(150)]
+    silent[0].socket.sendall(v1.register_frame("half")[:20])
+    with v1.Worker(coordinator.port, "w") as peer:
+        peer.pull()
+        peer.push(GRADIENT)
+        peer.deregister()
+    for peer in silent:
+        peer.farewell()
+        peer.socket.close()
+    coordinator.control("shutdown")
+    assert coordinator.exit_status() == 0
+
+
+def test_more_connections_than_files_may_be_open_do_not_end_the_coordinator(swarm):
+    coordinator = swarm.coordinator()
+    pid = coordinator.process.pid
+    port, _ = coordinator.port, coordinator.http_port
+    with v1.Worker(port, "w") as worker:
+        subprocess.run(["prlimit", f"--pid={pid}", "--nofile=40:40"], check=True)
+        flood = [v1.Worker(port, "", register=False) for _ in range(60)]
+        coordinator.event("can't accept a connection")
+        for _ in range(3):
+            worker.pull()
+            worker.push(GRADIENT)
+        for peer in flood:
+            peer.socket.close()
+        with v1.Worker(port, "newcomer") as newcomer:
+            newcomer.pull()
+        assert coordinator.status()["version"] == 3
+
+
+# ------------------------------------------------------------------------------------ a worker's own mistakes
+
+
+@pytest.mark.parametrize("compression", ["topk", "qsgd", "fp16"])
+def test_a_worker_gets_over_a_batch_whose_gradient_is_not_finite(swarm, compression):
+    coordinator = swarm.coordinator("--compression", compression)
+    worker = swarm.worker(coordinator.port, "w", LINEAR_POISON=5)
+    coordinator.when(lambda s: s["version"] > 20, "training goes on after it")
+    assert worker.running
+
+
+def test_workers_with_another_model_end_with_the_difference_and_others_go_on(coordinator, shared_swarm):
+    worker = shared_swarm.worker(coordinator.port, "other", LINEAR_SIZE=4)
+    assert "weight has shape [8] where [4] is expected" in failure(worker)
+    coordinator.progress()
+
+
+def test_a_refused_worker_ends_with_the_reason(swarm):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker = swarm.worker(listener.getsockname()[1], "w")
+        refuse = threading.Thread(target=_refuse, args=(listener,))
+        refuse.start()
+        message = failure(worker)
+        refuse.join()
+    assert "does not accept this worker" in message
+    assert "we are full" in message
+
+
+def _refuse(listener: socket.socket) -> None:
+    with v1.Coordinator(listener) as coordinator:
+        coordinator.expect(v1.REGISTER)
+        coordinator.send(v1.REGISTER_ACK, v1.REGISTER_ACK_BODY.pack(False, 0, 0, 0, 0, 0, 0, 0))
+        coordinator.send(v1.ERROR, v1.ERROR_BODY.pack(8, b"we are full"))
+        coordinator.farewell()
+
+
+def test_a_coordinator_out_of_reach_is_waited_for(swarm):
+    """The worker is there first."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    worker = swarm.worker(port, "early")
+    worker.event("no connection, trying again")
+    coordinator = swarm.coordinator(port=port)
+    until(lambda: worker.events("registered"), "it has joined")
+    coordinator.progress()

@@ -1,0 +1,93 @@
+"""What the command line says when it can't do what was typed; no process of a stack is needed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import SMALL, Swarmctl
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Swarmctl:
+    return Swarmctl(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["deploy", "--stack", "rwkv-tiny"],
+        ["status"],
+        ["scale", "worker-rpi", "3"],
+        ["logs", "coordinator"],
+        ["rm"],
+        ["pause"],
+    ],
+)
+def test_without_local_it_says_what_to_type_instead(empty: Swarmctl, typed: list[str]) -> None:
+    said = empty.run(*typed, code=2).stderr
+    assert "Docker swarm" in said
+    assert f"swarmctl {' '.join(typed)} --local" in said
+
+
+def test_nothing_deployed_is_said_with_how_to_deploy(empty: Swarmctl) -> None:
+    for typed in (["status"], ["logs", "coordinator"], ["scale", "worker-rpi", "2"], ["checkpoint"], ["rm", "--yes"]):
+        said = empty.run(*typed, "--local", code=5).stderr
+        assert "no stack is deployed" in said
+        assert "swarmctl deploy --stack rwkv-tiny --local" in said
+
+
+def test_a_number_that_is_none_is_refused(empty: Swarmctl) -> None:
+    assert "'many' is not a number" in empty.run("scale", "worker-rpi", "many", "--local", code=2).stderr
+    assert "each service needs a number" in empty.run("scale", "worker-rpi", "--local", code=2).stderr
+
+
+def test_a_wrong_stack_ends_with_2_and_its_places(empty: Swarmctl, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(SMALL.read_text().replace("model:", "modle:"))
+    said = empty.run("config", "--stack", wrong, code=2).stderr
+    assert f"{wrong}:8:3: x-fdtc.modle: unknown key; did you mean 'model'?" in said
+
+
+def test_missing_data_is_refused_before_anything_is_written(empty: Swarmctl, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(SMALL.read_text().replace("data: shakespeare", "data: ./none.txt"))
+    said = empty.run("deploy", "--stack", wrong, "--local", code=2).stderr
+    assert f"there is no file {tmp_path / 'none.txt'}" in said
+    assert not (tmp_path / "local").exists()
+
+
+def test_workers_that_can_never_be_enough_are_refused(empty: Swarmctl, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yml"
+    wrong.write_text(SMALL.read_text().replace("min_workers: 1", "min_workers: 3"))
+    assert "it would wait for ever" in empty.run("deploy", "--stack", wrong, "--local", code=2).stderr
+
+
+def test_a_dry_run_of_a_first_deploy_lists_the_processes_and_writes_nothing(empty: Swarmctl) -> None:
+    plan = json.loads(empty.run("deploy", "--stack", SMALL, "--local", "--dry-run", "--json").stdout)
+    assert [step["process"] for step in plan] == ["coordinator", "worker-rpi-1", "worker-laptop-1"]
+    assert {step["action"] for step in plan} == {"start"}
+    assert list(empty.state.iterdir()) == []
+
+
+def test_config_shows_the_files_and_commands_of_the_local_engine(empty: Swarmctl) -> None:
+    shown = empty.run("config", "--stack", SMALL, "--local").stdout
+    assert "swarm_agent.coordinator_command" in shown
+    assert 'profile = "LAPTOP_MID"' in shown
+
+
+def test_a_demo_does_not_begin_in_a_folder_that_has_a_run(empty: Swarmctl, tmp_path: Path) -> None:
+    earlier = tmp_path / "rwkv-tiny" / "deployment.json"
+    earlier.parent.mkdir()
+    earlier.write_text("{}")
+    assert "holds an earlier run" in empty.run("demo", "--state", tmp_path, code=2).stderr
+
+
+def test_an_install_of_the_agent_only_says_how_to_get_the_operator() -> None:
+    hidden = "import sys; sys.modules['typer'] = None; from swarmctl.__main__ import main; main()"
+    ended = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "pip install 'swarmctl[operator]'" in ended.stderr
+    assert "Traceback" not in ended.stderr

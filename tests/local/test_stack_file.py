@@ -1,0 +1,130 @@
+"""Stack files: what is refused and where, and what a good one becomes."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from swarmctl import stack
+from swarmctl.errors import StackError, UsageError
+from swarmctl.settings import coordinator_sections, toml, worker_sections
+
+from .conftest import SMALL
+
+
+def refused(tmp_path: Path, text: str) -> list[str]:
+    file = tmp_path / "bad.yml"
+    file.write_text(text)
+    with pytest.raises(StackError) as caught:
+        stack.load(str(file))
+    assert caught.value.code == 2
+    return str(caught.value).splitlines()[1:]
+
+
+def test_the_built_in_stack_is_right_and_has_three_unequal_local_workers() -> None:
+    tiny = stack.load("rwkv-tiny")
+    local = {service: tiny.classes[service].batch_size for service, count in tiny.replicas.items() if count}
+    assert local == {"worker-rpi": 4, "worker-laptop": 8, "worker-server": 16}
+
+
+def test_all_mistakes_are_told_at_once_with_line_column_key_and_the_nearest_valid_key(tmp_path: Path) -> None:
+    text = (
+        SMALL.read_text()
+        .replace("context: 16", "contxt: 16, beta1: fast")
+        .replace("worker-rpi: { image: swarm-agent:test }", "worker-rpi: { image: a, restart: always }")
+        .replace("RPI4_4G", "RPI4")
+    )
+    said = refused(tmp_path, text)
+    assert [line.split(": ", 2)[1] for line in said] == [
+        "services.worker-rpi.restart",
+        "x-fdtc.training.contxt",
+        "x-fdtc.training.beta1",
+        "x-fdtc.classes.worker-rpi.profile",
+    ]
+    row = text.splitlines().index(next(line for line in text.splitlines() if "contxt" in line))
+    column = text.splitlines()[row].index("contxt") + 1
+    assert f"bad.yml:{row + 1}:{column}: x-fdtc.training.contxt: unknown key; did you mean 'context'?" in said[1]
+    assert "deploy.restart_policy" in said[0]
+    assert "a number is needed, not 'fast'" in said[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("model: rwkv-tiny", "#"), "x-fdtc.model: this key is missing"),
+        (("batch_size: 1", "batch_size: 0"), "batch_size: must be at least 1, not 0"),
+        (("batch_size: 1", "batch_size: one"), "batch_size: a whole number is needed, not 'one'"),
+        (("learning_rate: 1e-3", "learning_rate: 0"), "learning_rate: must be above 0, not '0'"),
+        (("profile: RPI4_4G", "profile: SERVER"), "SERVER is a profile of worker-server, not of worker-rpi"),
+        (
+            ("  worker-rpi: { image", "  worker-pi: { image"),
+            "there is no service of this name; did you mean 'worker-pi'?",
+        ),
+        (("name: small", "name: Small Stack"), "name: 'Small Stack' is no name for a stack"),
+        (("name: small", "name: small\nname: again"), "name: this key is already in line 2"),
+        (("services:", "services: ["), "not valid YAML"),
+    ],
+)
+def test_one_mistake(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
+    said = refused(tmp_path, SMALL.read_text().replace(*change))
+    assert any(expected in line for line in said), said
+
+
+def test_an_empty_file_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    assert "the file is empty" in refused(tmp_path, "")[0]
+    file = tmp_path / "binary.yml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(StackError, match="not UTF-8"):
+        stack.load(str(file))
+
+
+def test_an_unknown_name_says_which_is_near() -> None:
+    with pytest.raises(UsageError, match="did you mean 'rwkv-tiny'"):
+        stack.load("rwkv-tiy")
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    assert stack.load(str(SMALL)).training["learning_rate"] == 0.001
+
+
+def test_anchors_and_merge_keys_do_what_compose_does(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yml"
+    file.write_text(
+        SMALL.read_text()
+        .replace("services:", "x-base: &base { image: swarm-agent:base, user: nobody }\nservices:")
+        .replace("worker-rpi: { image: swarm-agent:test }", "worker-rpi: { <<: *base, image: swarm-agent:own }")
+    )
+    service = stack.load(str(file)).content["services"]["worker-rpi"]
+    assert service == {"image": "swarm-agent:own", "user": "nobody"}
+
+
+def test_a_data_path_counts_from_the_stack_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yml"
+    file.write_text(SMALL.read_text().replace("data: shakespeare", "data: ./texts/mine.txt"))
+    assert stack.load(str(file)).data == str(tmp_path / "texts" / "mine.txt")
+
+
+def test_what_config_prints_is_a_stack_that_means_the_same(tmp_path: Path) -> None:
+    first = stack.load("rwkv-tiny")
+    again = tmp_path / "again.yml"
+    again.write_text(stack.render(first))
+    assert stack.load(str(again)).as_data() == first.as_data()
+    assert json.loads(json.dumps(first.as_data())) == yaml.safe_load(again.read_text())
+
+
+def test_the_toml_files_hold_what_the_stack_says() -> None:
+    tiny = stack.load("rwkv-tiny").with_steps(30)
+    lead = tomllib.loads(toml(coordinator_sections(tiny)))
+    assert lead["training"]["steps"] == 30
+    assert lead["training"]["warmup_steps"] <= 3
+    assert lead["model"] == {"name": "rwkv-tiny"}
+    worker = tomllib.loads(toml(worker_sections(tiny, tiny.classes["worker-server"])))
+    assert worker["hardware"] == {"profile": "SERVER"}
+    assert worker["training"]["batch_size"] == 16
+
+
+def test_toml_texts_survive_quotes_and_control_characters() -> None:
+    odd = 'a "b" \\ c\n\t\x7f é 😀'
+    assert tomllib.loads(toml({"data": {"path": odd}})) == {"data": {"path": odd}}
