@@ -7,6 +7,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -61,6 +62,8 @@ def run_command(
     except AgentError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before `on_termination`, so there is nothing to save
+        return 128 + signal.SIGINT
 
 
 def on_termination(stop: Callable[[], None]) -> None:
@@ -69,7 +72,8 @@ def on_termination(stop: Callable[[], None]) -> None:
     def handle(_number: int, _frame: FrameType | None) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        stop()
+        # In a thread of its own, since the handler may have interrupted the holder of a lock that `stop` needs.
+        threading.Thread(target=stop, name="stop", daemon=True).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, handle)

@@ -151,7 +151,7 @@ class Hardware(Section, frozen=True):
 class WorkerTraining(Section, frozen=True):
     """How much this worker computes before it pushes."""
 
-    batch_size: Count = 0  # 0: from the profile
+    batch_size: Annotated[int, Meta(ge=0, lt=2**32)] = 0  # 0: from the profile
     accumulation_steps: Count = 0  # 0: as the coordinator assigns
     context: Count = 0  # tokens of one sample; 0: the model's own
     seed: Count = 0

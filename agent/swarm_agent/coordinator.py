@@ -258,6 +258,8 @@ class Coordinator:
         """
         with self._checkpoint_lock:
             version, weights, optimizer = self.master.copy_state()
+            if self._checkpoint and self._checkpoint[0] == version and self._checkpoint[1].exists():
+                return self._checkpoint[1]  # to write it again it would have to be removed first
             with self._lock:
                 facts = {
                     "model": self.model_name,
@@ -627,8 +629,10 @@ class Coordinator:
     def _minibatches_since(self, peer: Peer, local_step: int) -> int:
         """Mini-batches behind a push; local_step counts them, from any number on when a worker has come back."""
         before, peer.local_step = peer.local_step, local_step
-        if before is None or not 0 < local_step - before <= 1024:
-            return peer.accumulation  # the first push here, or a peer that counts otherwise: what it was assigned
+        if before is None:
+            return max(1, min(local_step, peer.accumulation))
+        if not 0 < local_step - before <= 1024:
+            return peer.accumulation  # a peer that counts otherwise is credited what it was assigned
         return local_step - before
 
     def _check_sender(self, peer: Peer, worker_id: str) -> None:

@@ -13,13 +13,13 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from . import checkpoint, logs
+from . import logs
 from .data import WindowSource, open_data
-from .errors import AgentError, CheckpointError, DataError, ModelError
-from .rwkv7 import PRESETS, RWKV7
+from .errors import AgentError, DataError, ModelError
+from .models import open_model
+from .rwkv7 import RWKV7
 from .tokenizers import ByteTokenizer, get_tokenizer
 
 CONTEXT = 128
@@ -61,39 +61,6 @@ def evaluate(model: RWKV7, source: WindowSource, tokens: int = TOKENS) -> Evalua
     if not predicted:
         raise DataError("there is nothing to measure on: the pass over the data is over.")
     return Evaluation(total / predicted, predicted)
-
-
-def open_model(name: str) -> tuple[RWKV7, str]:
-    """Load the model that CHECKPOINT stands for; return it with the path or name of what was loaded.
-
-    Raises:
-        CheckpointError: There is no checkpoint there, or it is damaged.
-        ModelError: It holds something else than an RWKV-7 model, or there is no model of that name.
-    """
-    if name.startswith("init:"):
-        preset = name.removeprefix("init:")
-        if preset not in PRESETS:
-            raise ModelError(f"there is no model '{preset}'; there are {', '.join(PRESETS)}.")
-        return RWKV7(PRESETS[preset]), name
-    path = Path(name)
-    if not path.exists():
-        raise CheckpointError(f"there is no {name}. Name a checkpoint, a .safetensors file or init:rwkv-tiny.")
-    if path.is_dir():
-        path = _checkpoint_in(path)
-    try:
-        return RWKV7.load(path), str(path)
-    except ValueError as error:
-        raise ModelError(f"{path} can't be opened as a model: {error}.") from error
-
-
-def _checkpoint_in(path: Path) -> Path:
-    """The directory itself if it is a checkpoint, verified; else the newest whole one in it."""
-    if (path / checkpoint.MANIFEST).exists():
-        return checkpoint.load(path).path
-    newest = checkpoint.load_newest(path)
-    if newest is None:
-        raise CheckpointError(f"{path} holds no checkpoint. Name the directory given as --checkpoint-dir.")
-    return newest.path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

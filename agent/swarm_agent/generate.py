@@ -2,73 +2,26 @@
 
     python -m swarm_agent.generate CHECKPOINT --prompt "ROMEO:" --tokens 200 --temperature 0.8 --top-p 0.9
 
-CHECKPOINT is a checkpoint's directory, a directory of checkpoints (the newest whole one is taken), a .safetensors
-file, or an official .pth file if torch is installed. Text goes to standard output as it is made.
+CHECKPOINT is whatever `models.open_model` opens. Text goes to standard output as it is made.
 
-May import: `checkpoint`, `errors`, `rwkv7`, `tokenizers`.
+May import: `errors`, `models`, `rwkv7`, `tokenizers`.
 """
 
 import argparse
 import codecs
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import checkpoint
 from .errors import AgentError, ModelError
-from .rwkv7 import RWKV7, Config
+from .models import open_model
+from .rwkv7 import RWKV7
 from .tokenizers import ByteTokenizer, WorldTokenizer, get_tokenizer
 
 END_OF_TEXT = 0
-
-
-def load_model(path: Path) -> RWKV7:
-    """Open whatever holds a model's weights; see the module's text for what that may be.
-
-    Raises:
-        CheckpointError: A checkpoint is damaged.
-        ModelError: There is nothing at the path, or what is there is no RWKV-7 model.
-    """
-    try:
-        if path.suffix == ".pth":
-            return _model_of(_read_pth(path))
-        if path.is_dir() and not (path / checkpoint.WEIGHTS).exists():
-            return _model_of(_newest_weights(path))
-        if (path / checkpoint.MANIFEST).exists():
-            return _model_of(checkpoint.load(path).weights)
-        return RWKV7.load(path)
-    except ValueError as error:
-        raise ModelError(f"{path}: {error}") from error
-
-
-def _model_of(tensors: Mapping[str, NDArray[Any]]) -> RWKV7:
-    return RWKV7(Config.from_parameters(tensors), tensors)
-
-
-def _newest_weights(directory: Path) -> Mapping[str, NDArray[Any]]:
-    newest = checkpoint.load_newest(directory)
-    if newest is None:
-        raise ModelError(f"there is no checkpoint in {directory}")
-    return newest.weights
-
-
-def _read_pth(path: Path) -> Mapping[str, NDArray[Any]]:
-    try:
-        import torch
-    except ImportError as error:
-        raise ModelError(f"reading {path} needs torch: pip install torch, or convert it to .safetensors") from error
-    if not path.is_file():
-        raise ModelError(f"there is no file {path}")
-    try:
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-        return {name: tensor.float().numpy() for name, tensor in tensors.items()}
-    except Exception as error:  # torch documents no closed set of errors for a damaged file
-        raise ModelError(f"{path} is not a readable .pth file of tensors: {error}") from error
 
 
 def sample(logits: NDArray[np.floating], temperature: float, top_p: float, rng: np.random.Generator) -> int:
@@ -141,7 +94,7 @@ def generate(
 
 
 def _write(options: argparse.Namespace) -> None:
-    model = load_model(options.checkpoint)
+    model, _ = open_model(options.checkpoint)
     name = options.tokenizer or ("bytes" if model.config.vocabulary == ByteTokenizer.vocab_size else "world")
     pieces = generate(
         model,
@@ -161,7 +114,7 @@ def _write(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m swarm_agent.generate", description="Write text with a model.")
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="checkpoint, folder of them, or weights")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint, folder of them, weights, or init:NAME")
     parser.add_argument("--prompt", default="\n", metavar="TEXT", help="what comes before (default: a new line)")
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="at most so many (default 200)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default 1)")

@@ -25,6 +25,8 @@ from .errors import CheckpointError, ConfigError, ModelError
 
 Vector = NDArray[np.float32]
 WINDOW = 128  # updates that averages are taken over
+# The squares of larger numbers overflow float32: one such gradient would end Adam's learning for good.
+LARGEST_NORM = 1e18
 
 
 class Refusal(StrEnum):
@@ -182,13 +184,13 @@ class Master:
             self.version = version
 
     def _clip(self, gradient: Vector, scale: float) -> float | NDArray[np.float64] | None:
-        """Factor(s) for the gradient, staleness and clipping together; None where it is not finite."""
+        """Factor(s) for the gradient, staleness and clipping together; None where it is not finite or absurd."""
         limit = self.training.clip_norm
         if limit and self.training.clip_scope == "tensor":
             norms, factors = optim.clip_each_tensor(gradient, self.layout, limit, scale)
-            return scale * factors if np.isfinite(norms).all() else None
+            return scale * factors if (norms <= LARGEST_NORM).all() else None
         norm, factor = optim.clip_global_norm(gradient, limit or float("inf"), scale)
-        return scale * factor if np.isfinite(norm) else None
+        return scale * factor if norm <= LARGEST_NORM else None
 
     def _refuse(self, refusal: Refusal, staleness: int) -> Outcome:
         self.gradients_refused[refusal] += 1

@@ -3,7 +3,7 @@
 A model is any object with ``parameters`` (float32 arrays by name) and ``loss_and_gradients(batch)``; a data source
 is any object with ``next_batch``, ``reset`` and ``close``. A name is a built-in one, or ``package.module:factory``.
 
-May import: ``config``, ``errors``, ``rwkv7``, ``data``, ``tokenizers``.
+May import: ``checkpoint``, ``config``, ``errors``, ``rwkv7``, ``data``, ``tokenizers``.
 """
 
 import importlib
@@ -11,13 +11,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import checkpoint
 from .config import WorkerConfig
-from .errors import DataError, ModelError
+from .errors import CheckpointError, DataError, ModelError
+
+if TYPE_CHECKING:
+    from .rwkv7 import RWKV7
 
 DEFAULT_CONTEXT = 128
 
@@ -65,18 +69,21 @@ def load_model(name: str, seed: int = 0) -> TrainableModel:
     Raises:
         ModelError: There is none of that name, or its factory failed.
     """
-    from . import rwkv7
-
-    if name in rwkv7.PRESETS:
-        return rwkv7.RWKV7(rwkv7.PRESETS[name], seed=seed)
     if ":" not in name:
-        raise ModelError(
-            f"there is no model {name!r}. Built in are {', '.join(rwkv7.PRESETS)}; your own is package.module:factory."
-        )
+        return _built_in(name, seed)
     model = load_object(name, ModelError)()
     if not hasattr(model, "parameters") or not callable(getattr(model, "loss_and_gradients", None)):
         raise ModelError(f"what {name} returned is no model: it needs `parameters` and `loss_and_gradients(batch)`.")
     return cast(TrainableModel, model)
+
+
+def _built_in(name: str, seed: int) -> "RWKV7":
+    from . import rwkv7  # here, since a person's own model needs none of it
+
+    if name not in rwkv7.PRESETS:
+        known = ", ".join(rwkv7.PRESETS)
+        raise ModelError(f"there is no model {name!r}. Built in are {known}; your own is package.module:factory.")
+    return rwkv7.RWKV7(rwkv7.PRESETS[name], seed=seed)
 
 
 def context_of(model: TrainableModel, wanted: int) -> int:
@@ -105,6 +112,57 @@ def load_object(name: str, error: type[ModelError] | type[DataError]) -> Callabl
     if not callable(found):
         raise error(f"{name!r} is not a function that can be called.")
     return cast(Callable[..., Any], found)
+
+
+def open_model(name: str) -> tuple["RWKV7", str]:
+    """Open a trained model, or an untrained one as ``init:NAME``; return it with what was opened.
+
+    Args:
+        name: A checkpoint's directory, a directory of checkpoints (the newest whole one is taken), a .safetensors
+            file, an official .pth file where torch is installed, or ``init:rwkv-tiny``.
+
+    Raises:
+        CheckpointError: There is no checkpoint there, or it is damaged.
+        ModelError: It holds something else than an RWKV-7 model.
+    """
+    from .rwkv7 import RWKV7, Config
+
+    if name.startswith("init:"):
+        return _built_in(name.removeprefix("init:"), 0), name
+    path = Path(name)
+    if not path.exists():
+        raise CheckpointError(f"there is no {name}. Name a checkpoint, a .safetensors file or init:rwkv-tiny.")
+    try:
+        if path.suffix == ".pth":
+            tensors = _read_pth(path)
+            return RWKV7(Config.from_parameters(tensors), tensors), name
+        if path.is_dir():
+            path = _checkpoint_in(path)
+        return RWKV7.load(path), str(path)
+    except ValueError as error:
+        raise ModelError(f"{path} can't be opened as a model: {error}.") from error
+
+
+def _checkpoint_in(path: Path) -> Path:
+    """The directory itself if it is a checkpoint, verified; else the newest whole one in it."""
+    if (path / checkpoint.MANIFEST).exists():
+        return checkpoint.load(path).path
+    newest = checkpoint.load_newest(path)
+    if newest is None:
+        raise CheckpointError(f"{path} holds no checkpoint. Name the directory given as --checkpoint-dir.")
+    return newest.path
+
+
+def _read_pth(path: Path) -> Mapping[str, NDArray[np.floating]]:
+    try:
+        import torch
+    except ImportError as error:
+        raise ModelError(f"reading {path} needs torch: pip install torch, or convert it to .safetensors.") from error
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    except Exception as error:  # torch documents no closed set of errors for a damaged file
+        raise ModelError(f"{path} is not a readable .pth file of tensors: {error}.") from error
 
 
 def load_data(config: WorkerConfig, model: TrainableModel) -> DataFactory:

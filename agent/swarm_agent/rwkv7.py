@@ -374,27 +374,17 @@ def _minus_inverse(triangles: Array) -> Array:
 # --- One block --------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class _Pass:
     """One block going once through one batch: its tensors, and its buffers by name."""
 
-    config: Config
-    index: int
-    p: Mapping[str, Array]  # parameters without the prefix blocks.<index>.
-    arena: Arena
-    saved: str  # prefix of the names of what the way back needs
-    batch: int
-    time: int
-
-    @property
-    def rows(self) -> int:
-        """R."""
-        return self.batch * self.time
-
-    @property
-    def chunks(self) -> int:
-        """G."""
-        return self.rows // CHUNK
+    def __init__(
+        self, config: Config, index: int, parameters: Mapping[str, Array], arena: Arena, saved: str, x: Array
+    ) -> None:
+        self.config, self.index, self.arena, self.saved = config, index, arena, saved
+        self.p = parameters  # without the prefix blocks.<index>.
+        self.batch, self.time, _ = x.shape
+        self.rows = self.batch * self.time  # R
+        self.chunks = self.rows // CHUNK  # G
 
     def buffer(self, name: str, *shape: int) -> Array:
         """Memory that any block may use next; [R, C] unless a shape is given."""
@@ -445,10 +435,9 @@ def block_forward(
         arena: Buffers.
         saved: Prefix of the names of what is kept: one for each block that shall be gone back through.
     """
-    batch, time, C = x.shape
-    this = _Pass(config, index, parameters, arena, saved, batch, time)
-    x = x.reshape(batch * time, C)
-    _time_mix_forward(this, x, v_first.reshape(batch * time, C))
+    this = _Pass(config, index, parameters, arena, saved, x)
+    x, v_first = (array.reshape(this.rows, config.width) for array in (x, v_first))
+    _time_mix_forward(this, x, v_first)
     _channel_mix_forward(this, x)
 
 
@@ -474,11 +463,10 @@ def block_backward(
         arena: Buffers, as `block_forward` left them.
         saved: The prefix that was given to `block_forward`.
     """
-    batch, time, C = dx.shape
-    this = _Pass(config, index, parameters, arena, saved, batch, time)
-    dx = dx.reshape(batch * time, C)
+    this = _Pass(config, index, parameters, arena, saved, dx)
+    dx, dv_first = (array.reshape(this.rows, config.width) for array in (dx, dv_first))
     _channel_mix_backward(this, gradients, dx)
-    _time_mix_backward(this, gradients, dx, dv_first.reshape(batch * time, C))
+    _time_mix_backward(this, gradients, dx, dv_first)
 
 
 def _norm_and_shift(b: _Pass, number: str, x: Array, h: Array, xx: Array) -> None:

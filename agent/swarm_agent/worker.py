@@ -26,7 +26,7 @@ from fdtc import Compression, ErrorCode, RemoteProtocolError
 from . import hardware, master
 from .compression import Compressor
 from .config import WorkerConfig
-from .errors import DataError, ModelError, RefusedError, UnreachableError
+from .errors import ConfigError, DataError, ModelError, RefusedError, UnreachableError
 from .models import DataFactory, DataSource, TrainableModel
 from .net import close_socket, send_buffers
 
@@ -314,7 +314,7 @@ class Worker:
 
     Raises:
         ModelError: The model's parameters can't be trained.
-        ConfigError: The profile is unknown.
+        ConfigError: The profile is unknown, or the id is too long.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class Worker:
         self.model = model
         self.specs = master.specs_of(model.parameters)
         self.machine = hardware.detect(self.config.hardware)
-        self.worker_id = worker_id or f"{socket.gethostname()[:48]}-{uuid.uuid4().hex[:8]}"
+        self.worker_id = _worker_id(worker_id)
         self._make_source = _factory(data)
         self._source: DataSource | None = None
         self._shard: tuple[int, int] | None = None
@@ -611,6 +611,15 @@ class Worker:
             self.heartbeat(),
         )
         self.pushes += 1
+
+
+def _worker_id(wanted: str) -> str:
+    size = len(wanted.encode())
+    if size > fdtc.WORKER_ID_SIZE or "\0" in wanted:
+        raise ConfigError(
+            f"the worker's id {wanted!r} has {size} bytes; at most {fdtc.WORKER_ID_SIZE} fit, and no NUL."
+        )
+    return wanted or f"{socket.gethostname()[:48]}-{uuid.uuid4().hex[:8]}"
 
 
 def _error_from(message: fdtc.Error) -> Exception:

@@ -98,7 +98,7 @@ def test_what_is_no_checkpoint_or_no_data_is_told_in_one_line(
         ("nowhere",): "there is no nowhere",
         (str(empty),): "holds no checkpoint",
         (str(text),): "can't be opened as a model",
-        ("init:gpt",): "there are rwkv-tiny",
+        ("init:gpt",): "Built in are rwkv-tiny",
         ("init:rwkv-tiny", "--data", "nowhere.txt"): "there is no file nowhere.txt",
         ("init:rwkv-tiny", "--data", str(text), "--context", "100000"): "too few",
     }

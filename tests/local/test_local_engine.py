@@ -212,6 +212,10 @@ def test_a_run_that_reaches_its_steps_is_finished_not_crashed(swarmctl: Swarmctl
     eventually(lambda: swarmctl.agents() == [])
     assert "the run is finished at version 6" in swarmctl.run("deploy", "--stack", short, "--local").stderr
     assert swarmctl.agents() == []
+    short.write_text(short.read_text().replace("steps: 6", "steps: 9"))
+    swarmctl.run("deploy", "--stack", short, "--local")
+    eventually(lambda: swarmctl.status()["state"] == "finished")
+    assert swarmctl.status()["checkpoint"]["version"] == 9
     text = swarmctl.run("generate", "--local", "--prompt", "ROMEO:", "--tokens", "5", "--seed", "1").stdout
     assert text.startswith("ROMEO:")
     swarmctl.run("rm", "--local", "--yes", "--volumes")

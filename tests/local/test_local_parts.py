@@ -1,5 +1,6 @@
 """The local engine's parts that need no processes: plans, reports of half-known states, log lines, figures."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def observed(tmp_path: Path, status: dict[str, Any] | None, *, state: str = "run
 
 
 def shown(seen: Observed) -> str:
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(render(report(seen)))
     return console.export_text()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm_agent.generate import load_model
+from swarm_agent.models import open_model
 from swarm_agent.rwkv7 import RWKV7, Config, parameter_shapes
 
 torch = pytest.importorskip("torch")
@@ -64,6 +64,6 @@ def test_our_model_opened_there_gives_our_logits(folder: Path) -> None:
 
 
 def test_a_model_made_by_torch_opened_by_us_gives_their_logits(folder: Path) -> None:
-    model = load_model(folder / "theirs.pth")
+    model, _ = open_model(str(folder / "theirs.pth"))
     assert model.config == CONFIG
     np.testing.assert_allclose(model.forward(np.array([TOKENS]))[0], np.load(folder / "theirs.npy"), atol=1e-3)

@@ -7,7 +7,7 @@ import select
 import socket
 import subprocess
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import SwarmctlError, WaitTimeoutError
 from .state import Folder
@@ -84,13 +84,14 @@ def ask(folder: Folder, request: Literal["follow", "stop"], timeout: float) -> d
             f"the supervisor of {folder.name} can't be reached: {error.strerror}",
             f"swarmctl status --local --stack {folder.name}",
         ) from error
-    answer = json.loads(reply) if reply else {"ok": False}
-    if not answer["ok"]:
+    answer: dict[str, Any] = json.loads(reply) if reply else {}
+    if not answer.get("ok"):
         raise SwarmctlError(
             f"the supervisor of {folder.name} went away while it was asked to {request}",
             f"cat {folder.log('supervisor')}",
         )
-    return dict(answer["exit_codes"])
+    exit_codes: dict[str, int] = answer["exit_codes"]
+    return exit_codes
 
 
 def _connect(folder: Folder, timeout: float) -> socket.socket:
