@@ -168,9 +168,9 @@ def watch(leader: Coordinator, compression: str) -> dict[str, Any]:
         if time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
             say(
-                f"{compression}: update {status['version']} of {status['run']['steps']}, loss {status['loss'] or 0:.3f}, "
-                f"{status['tokens']} tokens, staleness {status['avg_staleness']:.1f}, "
-                f"refused {dict(status['gradients_refused'])}"
+                f"{compression}: update {status['version']} of {status['run']['steps']}, "
+                f"loss {status['loss'] or 0:.3f}, {status['tokens']} tokens, "
+                f"staleness {status['avg_staleness']:.1f}, refused {status['gradients_refused']}"
             )
         try:
             leader.process.wait(1.0)

@@ -30,6 +30,7 @@ _WORKER = (
 )
 _COLOURS = {
     "training": "green",
+    "finishing": "blue",
     "finished": "blue",
     "paused": "yellow",
     "waiting": "yellow",
@@ -81,7 +82,8 @@ def _state(observed: Observed) -> str:
     if not observed.supervised:
         return "unsupervised" if observed.living else "stopped"
     if observed.status is not None:
-        return observed.run_state or "running"
+        # It says so as soon as the last step is done, and then still has its last checkpoint to write.
+        return "finishing" if observed.run_state == "finished" else observed.run_state or "running"
     lead = observed.process(COORDINATOR)
     if lead is None or lead.state in {"waiting", "starting"}:
         return "starting"
@@ -120,7 +122,7 @@ def _process(observed: Observed, spec: ProcessSpec) -> Report:
     elif state == "running" and spec.name != COORDINATOR:
         state = seen.get("state", "connecting")
     elif state == "running" and observed.status is not None:
-        state = observed.run_state or state
+        state = _state(observed)
     ending = process.last_ending if process else None
     return {
         "name": spec.name,
