@@ -2,8 +2,8 @@
 
     python -m bench.memory [--pushes 10000]
 
-The worker is a real `swarm-worker` with its defaults; its peak is the kernel's own (VmHWM). The coordinator is pushed to
-by one client, TOPK 10 % of rwkv-tiny, which also pulls the weights now and then. MB are 10^6 bytes.
+The worker is a real `swarm-worker` with its defaults; its peak is the kernel's own figure (VmHWM). The coordinator is
+pushed to by one client, TOPK 10 % of rwkv-tiny, which also pulls the weights now and then. MB are 10^6 bytes.
 """
 
 import argparse

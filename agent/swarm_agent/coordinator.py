@@ -34,7 +34,7 @@ from .errors import AgentError, CheckpointError, ModelError
 from .http import HttpServer
 from .ledger import ShardLedger
 from .master import Master, Outcome, Refusal, Vector
-from .net import Buffer, close_socket, listen, send_buffers
+from .net import Buffer, close_socket, listen, see_off, send_buffers
 
 log = structlog.get_logger()
 DEFAULT_DIRECTORY = Path("/checkpoints")
@@ -267,6 +267,7 @@ class Coordinator:
                     "parameters": self.master.layout.size,
                     "tokens": self.tokens,
                     "loss": self.loss,
+                    "bytes": self._bytes(),
                     "optimizer": self.config.training.optimizer,
                     "data": {"path": self.config.data.path, "passes": list(self.ledger.passes)},
                     "config": msgspec.to_builtins(self.config),
@@ -308,14 +309,15 @@ class Coordinator:
         training = self.config.training
         with self._lock:
             saved = self._checkpoint
+            received, sent = self._bytes()
             return {
                 "run": {"model": self.model_name, "state": self._run_state(), "steps": training.steps},
                 "version": self.master.version,
                 "loss": self.loss,
                 "tokens": self.tokens,
                 "tokens_per_sec": self._tokens_per_second(now),
-                "bytes_received": self._bytes_of_the_gone[0] + sum(p.bytes_received for p in self._peers),
-                "bytes_sent": self._bytes_of_the_gone[1] + sum(p.bytes_sent for p in self._peers),
+                "bytes_received": received,
+                "bytes_sent": sent,
                 "parameters": self.master.layout.size,
                 "fingerprint": self.master.fingerprint,
                 "gradients_applied": self.master.gradients_applied,
@@ -381,19 +383,7 @@ class Coordinator:
         except OSError as error:
             reason = str(error)
         self._leave(peer, reason)
-        self._see_off(peer)
-
-    def _see_off(self, peer: Peer) -> None:
-        """Read on, unheard, until the other side closes: closing with unread bytes would take back what we sent."""
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        try:
-            while (left := deadline - time.monotonic()) > 0:
-                peer.socket.settimeout(left)
-                if not peer.socket.recv(65536):
-                    break
-        except OSError as error:
-            log.debug("connection ended", peer=peer.name, reason=str(error))
-        close_socket(peer.socket)
+        see_off(peer.socket, FAREWELL_SECONDS)
 
     def _end_later(self, peer: Peer) -> None:
         """Give a last message time to arrive, then end a connection whose other side may never do so."""
@@ -516,7 +506,6 @@ class Coordinator:
                 profile=message.profile.name,
                 shard=shard,
                 batch_size=peer.batch_size,
-                accumulation_steps=peer.accumulation,
                 workers=workers,
             )
             self._start_training(workers)
@@ -569,6 +558,8 @@ class Coordinator:
     def _heartbeat(self, peer: Peer, message: fdtc.Heartbeat) -> None:
         self._check_sender(peer, message.worker_id)
         peer.samples_per_sec = message.samples_per_sec
+        if peer.local_step is None:
+            peer.local_step = message.local_step
         if message.local_step and np.isfinite(message.current_loss):
             peer.loss = message.current_loss
         peer.send(fdtc.HeartbeatAck())
@@ -671,6 +662,7 @@ class Coordinator:
         self.master.restore(found.version, found.weights, found.optimizer)
         self.tokens = int(found.manifest.get("tokens", 0))
         self.loss = found.manifest.get("loss")
+        self._bytes_of_the_gone = list(found.manifest.get("bytes", [0, 0]))
         passes = found.manifest.get("data", {}).get("passes", [])
         if len(passes) == self.ledger.total:
             self.ledger = ShardLedger(self.ledger.total, passes)
@@ -702,6 +694,15 @@ class Coordinator:
         if self._paused:
             return "paused"
         return "training" if self._started else "waiting"
+
+    def _bytes(self) -> list[int]:
+        """Bytes received from and sent to workers since the run began, over restarts too."""
+        with self._lock:
+            received, sent = self._bytes_of_the_gone
+            return [
+                received + sum(peer.bytes_received for peer in self._peers),
+                sent + sum(peer.bytes_sent for peer in self._peers),
+            ]
 
     def _workers(self) -> list[Peer]:
         with self._lock:

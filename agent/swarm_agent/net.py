@@ -5,6 +5,7 @@ May import: ``errors``.
 
 import errno
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -47,6 +48,17 @@ def send_buffers(connection: socket.socket, buffers: Sequence[Buffer]) -> int:
         if sent:
             views[0] = views[0][sent:]
     return total
+
+
+def see_off(connection: socket.socket, seconds: float) -> None:
+    """Close once the other side has, or in `seconds`: closing with bytes unread would take back what we sent."""
+    deadline = time.monotonic() + seconds
+    with suppress(OSError):  # the connection broke, or the time is up
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(65536):
+                break
+    close_socket(connection)
 
 
 def close_socket(connection: socket.socket) -> None:

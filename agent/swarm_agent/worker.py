@@ -28,7 +28,7 @@ from .compression import Compressor
 from .config import WorkerConfig
 from .errors import ConfigError, DataError, ModelError, RefusedError, UnreachableError
 from .models import DataFactory, DataSource, TrainableModel
-from .net import close_socket, send_buffers
+from .net import close_socket, see_off, send_buffers
 
 log = structlog.get_logger()
 CONNECT_SECONDS = 20.0
@@ -167,7 +167,8 @@ class Session:
         try:
             self._transmit(message)
         except OSError as error:
-            self._end(error)
+            if self._error is None:
+                self._end(error)
             self.check()
             raise
 
@@ -187,6 +188,8 @@ class Session:
     def close(self) -> None:
         """End the connection and its threads."""
         self._closed.set()
+        if isinstance(self._error, RemoteProtocolError):  # which the reader is telling the coordinator
+            self._threads[0].join(2 * COMPLAINT_SECONDS)
         close_socket(self.socket)
         for thread in self._threads:
             thread.join()
@@ -236,6 +239,8 @@ class Session:
             return
         try:
             send_buffers(self.socket, self.wire.send(fdtc.Error(error.code, str(error))))
+            self.socket.shutdown(socket.SHUT_WR)
+            see_off(self.socket, COMPLAINT_SECONDS)
         except OSError:
             log.debug("the complaint did not arrive", reason=str(error))
         finally:
@@ -291,7 +296,8 @@ class Session:
             try:
                 self._transmit(self.worker.heartbeat())
             except OSError as error:
-                self._end(error)
+                if self._error is None:
+                    self._end(error)
                 return
 
     def _end(self, error: Exception) -> None:
@@ -370,6 +376,7 @@ class Worker:
                     session = self._connect()
                     try:
                         self._register(session)
+                        session.send(self.heartbeat())  # tells where this worker's counts stand
                         failures = 0
                         self._train(session)
                     except Stopped:

@@ -211,7 +211,7 @@ def _conclude(
     console.print(f"traffic        {_saved(training)}")
     console.print(f"checkpoint     {escape(str(found.path))}", soft_wrap=True)
     console.print(
-        "\n[dim]Next:[/] [bold cyan]swarmctl deploy --stack rwkv-tiny --local[/]   to train on in the background"
+        "\n[dim]Next:[/] [bold cyan]swarmctl deploy --stack rwkv-tiny --local[/]   to train one in the background"
     )
     console.print(
         f"      [bold cyan]swarmctl generate --checkpoint {escape(str(found.path))} --prompt 'JULIET:'[/]",
@@ -220,7 +220,9 @@ def _conclude(
 
 
 def _print_sample(console: Console, sample: str) -> None:
-    console.print(Panel(Text(sample.strip("\n")), border_style="dim", width=min(console.width, 80)))
+    # An untrained model writes any byte at all, terminal commands among them.
+    harmless = "".join(c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in sample.strip("\n"))
+    console.print(Panel(Text(harmless), border_style="dim", width=min(console.width, 80)))
 
 
 # Measuring -----------------------------------------------------------------------------------------------------

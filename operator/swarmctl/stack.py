@@ -157,7 +157,10 @@ def built_in_stacks() -> dict[str, Path]:
 
 def render(stack: Stack) -> str:
     """The stack as YAML: merged, with our defaults filled in, as swarmctl understands it."""
-    return yaml.dump(stack.as_data(), Dumper=_NoAliases, sort_keys=False, allow_unicode=True, width=100)
+    shown = stack.as_data()
+    if "name" not in stack.content:  # `docker stack deploy` refuses this key, though Compose has it
+        del shown["name"]
+    return yaml.dump(shown, Dumper=_NoAliases, sort_keys=False, allow_unicode=True, width=100)
 
 
 class _NoAliases(yaml.SafeDumper):

@@ -20,7 +20,7 @@ class Linear:
 
     def __init__(self, size: int) -> None:
         self.parameters = {"weight": np.zeros(size, np.float32), "bias": np.zeros(1, np.float32)}
-        self.seconds = float(os.environ.get("LINEAR_SECONDS", "0.01"))
+        self.seconds = float(os.environ.get("LINEAR_SECONDS", "0.02"))
         self.poison = int(os.environ.get("LINEAR_POISON", "0"))
         self.batches = 0
 

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ def until(condition: Callable[[], T | None], what: str, seconds: float = DEADLIN
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
+        time.sleep(0.03)
     return found
 
 
@@ -92,11 +93,11 @@ class Process:
 class Coordinator(Process):
     """A running coordinator, seen over its HTTP port."""
 
-    @property
+    @cached_property
     def port(self) -> int:
         return int(self.event("coordinator listens")["port"])
 
-    @property
+    @cached_property
     def http_port(self) -> int:
         return int(self.event("coordinator listens")["http_port"])
 

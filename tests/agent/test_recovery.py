@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,7 +27,9 @@ def coordinator(shared_swarm: Swarm) -> Coordinator:
 @pytest.fixture(scope="module")
 def steady(shared_swarm: Swarm, coordinator: Coordinator) -> Process:
     """A worker that trains with it all the while."""
-    steady = shared_swarm.worker(coordinator.port, "steady", FDTC_NETWORK_HEARTBEAT_INTERVAL_SEC=0.1)
+    steady = shared_swarm.worker(
+        coordinator.port, "steady", LINEAR_SECONDS=0.05, FDTC_NETWORK_HEARTBEAT_INTERVAL_SEC=0.1
+    )
     coordinator.when(lambda s: s["version"] > 3, "it trains")
     return steady
 
@@ -70,11 +73,11 @@ def test_a_push_cut_off_in_the_middle_changes_nothing(coordinator):
 
 
 def test_a_worker_killed_again_and_again_mid_push_does_no_harm(swarm):
-    """Pushes of 8 MB and no computing to speak of: the kills fall into pushes and pulls."""
-    large = {"LINEAR_SIZE": 2_000_000, "LINEAR_SECONDS": 0}
-    coordinator = swarm.coordinator("--compression", "none", LINEAR_SIZE=2_000_000)
+    """Pushes of 4 MB and no computing to speak of: the kills fall into pushes and pulls."""
+    large = {"LINEAR_SIZE": 1_000_000, "LINEAR_SECONDS": 0}
+    coordinator = swarm.coordinator("--compression", "none", LINEAR_SIZE=1_000_000)
     shards = []
-    for _ in range(3):
+    for _ in range(2):
         victim = swarm.worker(coordinator.port, "victim", "--batch-size", "1", **large)
         status = coordinator.when(lambda s: of("victim", s).get("pushes", 0) >= 2, "it pushes")
         shards.append(of("victim", status)["shard"])
@@ -154,7 +157,7 @@ def test_a_replaced_connection_that_is_never_closed_is_ended(coordinator):
 def test_a_killed_coordinator_resumes_and_its_workers_come_back_by_themselves(swarm):
     coordinator = swarm.coordinator(**OFTEN)
     port = coordinator.port
-    workers = [swarm.worker(port, name, "--batch-size", "4") for name in ("a", "b")]
+    workers = [swarm.worker(port, name, "--batch-size", "32") for name in ("a", "b")]
     coordinator.when(
         lambda s: s["checkpoint"] and s["checkpoint"]["version"] >= 50 and len(present(s)) == 2, "50 updates are saved"
     )
@@ -171,7 +174,7 @@ def test_a_killed_coordinator_resumes_and_its_workers_come_back_by_themselves(sw
     assert after["version"] > saved["version"]
     assert after["loss"] < 1.5 * saved["loss"]
     for name in "ab":  # what they had computed before is not counted again
-        assert of(name, after)["tokens"] == 4 * of(name, after)["pushes"]
+        assert of(name, after)["tokens"] == 32 * of(name, after)["pushes"]
     again.when(lambda s: s["loss"] < 0.8 * saved["loss"], "the loss goes on falling")
 
 
@@ -183,7 +186,7 @@ def test_the_built_in_model_goes_on_from_its_checkpoint(swarm):
     swarm.worker(port, "tiny", *options, "--data", "shakespeare", "--batch-size", "2")
     first = coordinator.when(lambda s: s["loss"], "the first update")["loss"]
     assert 5 < first < 6  # ln 256 = 5.55
-    coordinator.when(lambda s: s["loss"] < 5, "the loss falls")
+    coordinator.when(lambda s: s["loss"] < first - 0.3, "the loss falls")
     coordinator.control("checkpoint")
     coordinator.kill()
     saved = newest(swarm)
@@ -241,21 +244,25 @@ def test_shutdown_over_http_tells_workers_and_is_not_held_up_by_one_that_does_no
         deaf.pull()
         deaf.push(GRADIENT)
         coordinator.control("shutdown")
-        deaf.expect(v1.SHUTDOWN)  # and it stays
+        deaf.expect(v1.SHUTDOWN)  # and it stays and says nothing
         assert coordinator.exit_status() == 0
     assert newest(swarm)["version"] == 1
 
 
-def test_a_run_ends_after_its_steps(swarm):
-    coordinator = swarm.coordinator("--steps", "5")
+def test_a_run_ends_after_its_steps_and_saves_each_version_once(swarm):
+    coordinator = swarm.coordinator("--steps", "2")
     with v1.Worker(coordinator.port, "a") as peer:
-        for _ in range(5):
-            peer.pull()
-            peer.push(GRADIENT)
+        peer.pull()
+        peer.push(GRADIENT)
+        # To write it again it would have to be removed first, and a kill between the two would lose it.
+        first, second = (Path(coordinator.control("checkpoint")["path"]).stat() for _ in range(2))
+        assert first.st_ino == second.st_ino
+        peer.pull()
+        peer.push(GRADIENT)
         peer.expect(v1.SHUTDOWN)
         peer.deregister()
         assert coordinator.exit_status() == 0
-    assert newest(swarm)["version"] == coordinator.event("coordinator has stopped")["version"] == 5
+    assert newest(swarm)["version"] == coordinator.event("coordinator has stopped")["version"] == 2
 
 
 # --------------------------------------------------------------------------------------------------- control

@@ -39,7 +39,8 @@ STEADY_AFTER_SEC = 60.0  # a process that lived this long starts with the first 
 HEALTH_INTERVAL_SEC = 0.1
 WORKER_GRACE_SEC = 15.0
 COORDINATOR_GRACE_SEC = 60.0  # it writes a checkpoint before it ends
-FINISH_GRACE_SEC = 10.0  # between the ends of the coordinator and of its workers
+FINISH_GRACE_SEC = 15.0  # between a worker's end and its coordinator's, which writes a last checkpoint
+STRAGGLER_GRACE_SEC = 3.0  # for workers that did not hear that the run is over
 NOT_STARTED = 127  # as a shell says it
 LARGEST_LOG = 20_000_000
 
@@ -126,7 +127,7 @@ class Supervisor:
         """Stop the workers that are still there a while after the coordinator finished."""
         workers = [child for name, child in self.children.items() if name != COORDINATOR]
         with suppress(TimeoutError):
-            async with asyncio.timeout(FINISH_GRACE_SEC):
+            async with asyncio.timeout(STRAGGLER_GRACE_SEC):
                 await asyncio.gather(*(asyncio.shield(child.task) for child in workers))
         await asyncio.gather(*(child.end(finished=True) for child in workers))
 
