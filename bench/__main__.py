@@ -19,7 +19,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "codecs": ("codecs beside memcpy, frames beside struct", ((),)),
     "memory": ("resident memory of worker and coordinator", ((),)),
     "ngram": ("what counting alone can predict of the text", ((),)),
-    "convergence": ("three workers beside one process, a quarter of an hour", ((),)),
+    "convergence": ("three workers beside one process, half an hour or so", ((),)),
 }
 LONG = ("convergence",)  # only when asked for by name
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from multiprocessing.connection import Connection as Pipe
 
 import fdtc
+from swarm_agent.net import send_buffers
 
 from .tools import (
     ONLY_TAKES_IN,
@@ -25,7 +26,6 @@ from .tools import (
     join,
     median_ratio,
     receive_bare,
-    send_buffers,
     table,
     take_acks,
 )
@@ -93,7 +93,7 @@ def measure(model: str, rounds: int) -> list[list[object]]:
         def one_round(name: str) -> float:
             pipe.send(name)
             seconds: float = pipe.recv()
-            return volume / 1e6 / seconds
+            return float(volume / 1e6 / seconds)
 
         rates = interleave({name: lambda name=name: one_round(name) for name in ports}, rounds)  # type: ignore[misc]
     rows: list[list[object]] = []

@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import fdtc
+from swarm_agent.net import send_buffers
 
 from .tools import (
     ONLY_TAKES_IN,
@@ -23,7 +24,6 @@ from .tools import (
     gradient_frame,
     join,
     memory_mb,
-    send_buffers,
     table,
     wait_for_event,
 )

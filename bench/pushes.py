@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection as Pipe
 import numpy as np
 
 import fdtc
+from swarm_agent.net import send_buffers
 
 from .tools import (
     ONLY_TAKES_IN,
@@ -28,7 +29,6 @@ from .tools import (
     join,
     median_ratio,
     receive_bare,
-    send_buffers,
     table,
     take_acks,
 )
@@ -48,7 +48,7 @@ def push_and_wait(pipe: Pipe, model: str, ports: dict[str, int], seconds: float)
         seconds: How long one answer takes.
     """
     frames = [gradient_frame(model, f"worker-{number}", fdtc.Compression.TOPK) for number in range(max(WORKERS))]
-    connections = {OURS: [], BARE: []}
+    connections: dict[str, list[socket.socket]] = {OURS: [], BARE: []}
     for number in range(max(WORKERS)):
         connections[OURS].append(join(ports[OURS], f"worker-{number}")[0])
         connections[BARE].append(socket.create_connection(("127.0.0.1", ports[BARE])))
@@ -104,7 +104,7 @@ def measure(model: str, seconds: float, rounds: int) -> list[list[object]]:
             return len(found) / float(elapsed)
 
         measures = {
-            f"{name}, {workers}": lambda name=name, workers=workers: one_round(name, workers)  # type: ignore[misc]
+            f"{name}, {workers}": lambda name=name, workers=workers: one_round(name, workers)
             for workers in WORKERS
             for name in (OURS, BARE)
         }

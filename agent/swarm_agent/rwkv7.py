@@ -128,7 +128,8 @@ def tune_allocator() -> bool:
     """Keep freed memory in the process instead of handing it back to the system each time.
 
     glibc maps every block over 128 KiB afresh and unmaps it when freed, so each large temporary costs page faults
-    (mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). Call once, before training. Does nothing but on Linux with glibc.
+    (mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). For what is around the model: its own buffers are used again. Call
+    once, before training. Does nothing but on Linux with glibc.
 
     Returns:
         Whether the allocator took both settings.

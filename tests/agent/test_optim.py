@@ -78,7 +78,6 @@ def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make small vectors take several pieces, with a last one that is not full, and several threads."""
     monkeypatch.setattr(optim, "PIECE", 1000)
     monkeypatch.setattr(optim, "NORM_PIECE", 500)
-    monkeypatch.setattr(optim, "WORTH_SHARING", 2)
     monkeypatch.setattr(optim, "WORTH_SHARING", 0)
 
 
