@@ -70,7 +70,7 @@ def main() -> None:
         show(results)
 
 
-def recipe(updates: int, rule: Mapping[str, float]) -> CoordinatorTraining:
+def recipe(updates: int, rule: Mapping[str, Any]) -> CoordinatorTraining:
     """The update rule of every run; the schedule ends with the run."""
     return CoordinatorTraining(
         **rule,

@@ -9,6 +9,7 @@ May import: ``errors``.
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import structlog
 from numpy.typing import NDArray
@@ -103,6 +104,23 @@ def save(
         raise CheckpointError(_why_not(error, target, weights, optimizer)) from error
     _remove_old(directory, keep)
     return target
+
+
+def lock(directory: Path) -> IO[str]:
+    """Keep other coordinators away from a directory, until the returned file is closed or this process ends.
+
+    Raises:
+        CheckpointError: Another one is there.
+    """
+    file = (directory / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise CheckpointError(
+            f"another coordinator keeps its checkpoints in {directory}. Stop it, or name another --checkpoint-dir."
+        ) from error
+    return file
 
 
 def load_newest(directory: Path, *, set_damaged_aside: bool = False) -> Checkpoint | None:

@@ -14,10 +14,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import msgspec
 import numpy as np
@@ -30,11 +30,11 @@ from fdtc.messages import ModelTooLargeError, check_tensors
 
 from . import checkpoint, hardware
 from .config import CoordinatorConfig
-from .errors import AgentError, CheckpointError, ModelError
+from .errors import CheckpointError, ModelError
 from .http import HttpServer
 from .ledger import ShardLedger
 from .master import Master, Outcome, Refusal, Vector
-from .net import Buffer, close_socket, listen, see_off, send_buffers
+from .net import Buffer, close_socket, listen, see_off, send_buffers, tune
 
 log = structlog.get_logger()
 DEFAULT_DIRECTORY = Path("/checkpoints")
@@ -149,6 +149,7 @@ class Coordinator:
         self._lease = self.config.network.heartbeat_interval_sec * self.config.network.missed_heartbeats
         self._listener: socket.socket | None = None
         self._http: HttpServer | None = None
+        self._directory_lock: IO[str] | None = None
 
     # ------------------------------------------------------------------------------------------ for the owner
 
@@ -159,15 +160,13 @@ class Coordinator:
             CheckpointError: The directory can't be written, or holds no whole checkpoint though it holds some.
             AgentError: A port can't be listened on.
         """
-        self._resume()
         network = self.config.network
-        self._listener = listen(network.host, network.port, "--port")
+        with ExitStack() as undo:
+            self._listener = undo.enter_context(listen(network.host, network.port, "--port"))
+            http_listener = undo.enter_context(listen(network.host, network.http_port, "--http-port"))
+            self._resume(undo)
+            undo.pop_all()
         self.port = self._listener.getsockname()[1]
-        try:
-            http_listener = listen(network.host, network.http_port, "--http-port")
-        except AgentError:
-            self._listener.close()
-            raise
         self.http_port = http_listener.getsockname()[1]
         self._http = HttpServer(self, http_listener)
         self._http.start()
@@ -225,6 +224,8 @@ class Coordinator:
             self._http.stop()
         if self.step > (self._checkpoint[0] if self._checkpoint else 0):
             self.save_checkpoint()
+        if self._directory_lock:
+            self._directory_lock.close()
         log.info("coordinator has stopped", version=self.step, tokens=self.tokens)
 
     def pause(self) -> None:
@@ -357,9 +358,7 @@ class Coordinator:
                 log.error("can't accept a connection", reason=str(error))
                 self._stopping.wait(0.5)
                 continue
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # Ends a send that a vanished machine never acknowledges; keep-alive alone does not (tcp(7)).
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._lease))
+            tune(connection, self._lease)
             peer = Peer(connection, f"{address[0]}:{address[1]}")
             peer.wire.limits[fdtc.MessageType.GRADIENTS] = self._largest_gradient
             with self._lock:
@@ -654,8 +653,9 @@ class Coordinator:
             except CheckpointError as error:
                 log.error("checkpoint failed; training goes on, the next one is tried in time", reason=str(error))
 
-    def _resume(self) -> None:
+    def _resume(self, undo: ExitStack) -> None:
         self.directory = _writable(self.directory)
+        self._directory_lock = undo.enter_context(checkpoint.lock(self.directory))
         found = checkpoint.load_newest(self.directory, set_damaged_aside=True)
         if found is None:
             return

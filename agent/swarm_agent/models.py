@@ -104,13 +104,12 @@ def load_object(name: str, error: type[ModelError] | type[DataError]) -> Callabl
     if here not in sys.path:  # a console script does not have it there, `python -m` has
         sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        loaded = importlib.import_module(module)
     except ImportError as failure:
         raise error(f"can't import {module!r} for {name!r}: {failure}. Is it on PYTHONPATH?") from failure
-    except AttributeError as failure:
-        raise error(f"module {module!r} has no {attribute!r} (asked for by {name!r}).") from failure
+    found = getattr(loaded, attribute, None)
     if not callable(found):
-        raise error(f"{name!r} is not a function that can be called.")
+        raise error(f"module {module!r} has no function {attribute!r} (asked for by {name!r}).")
     return cast(Callable[..., Any], found)
 
 

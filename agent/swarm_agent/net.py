@@ -33,6 +33,19 @@ def listen(host: str, port: int, option: str) -> socket.socket:
         raise AgentError(f"can't listen on {host}:{port}: {error.strerror}. Choose another {option}.") from error
 
 
+def tune(connection: socket.socket, silence_seconds: float) -> None:
+    """Send small messages at once, and give up on a machine that has vanished while we send to it.
+
+    Args:
+        connection: A connected TCP socket.
+        silence_seconds: For how long sent data may stay unacknowledged.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux, tcp(7); elsewhere the lease alone ends such a connection
+        milliseconds = min(int(1000 * silence_seconds), 2**31 - 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
 def send_buffers(connection: socket.socket, buffers: Sequence[Buffer]) -> int:
     """Send all buffers in order without joining them, and return the number of bytes.
 

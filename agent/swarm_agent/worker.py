@@ -28,7 +28,7 @@ from .compression import Compressor
 from .config import WorkerConfig
 from .errors import ConfigError, DataError, ModelError, RefusedError, UnreachableError
 from .models import DataFactory, DataSource, TrainableModel
-from .net import close_socket, see_off, send_buffers
+from .net import close_socket, see_off, send_buffers, tune
 
 log = structlog.get_logger()
 CONNECT_SECONDS = 20.0
@@ -423,10 +423,7 @@ class Worker:
         address = (network.coordinator_host, network.coordinator_port)
         connection = socket.create_connection(address, timeout=CONNECT_SECONDS)
         connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Ends a send that a vanished coordinator never acknowledges (tcp(7)).
-        silence = int(1000 * MISSED_HEARTBEATS * network.heartbeat_interval_sec)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence)
+        tune(connection, MISSED_HEARTBEATS * network.heartbeat_interval_sec)
         self._session = Session(self, connection)
         return self._session
 

@@ -43,7 +43,6 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     config = commands.read_config(WorkerConfig, options)
     machine = hardware.detect(config.hardware)
-    commands.limit_threads(machine.threads)
     log.info(
         "hardware",
         profile=machine.profile.name,
@@ -54,6 +53,9 @@ def _run(options: argparse.Namespace) -> int:
         because="; ".join(machine.reasons),
     )
     model = models.load_model(config.model.name, config.training.seed)
+    if hasattr(model, "threads"):  # the built-in models share a batch among threads better than BLAS shares a product
+        model.threads = machine.threads
+    commands.limit_threads(1 if hasattr(model, "threads") else machine.threads)
     data = models.load_data(config, model)
     worker = Worker(model, data, config, worker_id=options.id)
     commands.on_termination(worker.stop)

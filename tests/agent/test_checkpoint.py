@@ -128,3 +128,9 @@ def test_a_full_disk_is_told_and_earlier_checkpoints_stay(small_disk: Path) -> N
         checkpoint.save(small_disk, 2, big, OPTIMIZER, {}, keep=3)
     assert [path.name for path in small_disk.iterdir()] == ["ckpt-000000001"]
     assert checkpoint.load_newest(small_disk) is not None
+
+
+def test_two_coordinators_never_share_a_directory(tmp_path: Path) -> None:
+    with checkpoint.lock(tmp_path), pytest.raises(CheckpointError, match="another coordinator"):
+        checkpoint.lock(tmp_path)
+    checkpoint.lock(tmp_path).close()

@@ -24,7 +24,7 @@ def refused(tmp_path: Path, text: str) -> list[str]:
 def test_the_built_in_stack_is_right_and_has_three_unequal_local_workers() -> None:
     tiny = stack.load("rwkv-tiny")
     local = {service: tiny.classes[service].batch_size for service, count in tiny.replicas.items() if count}
-    assert local == {"worker-rpi": 4, "worker-laptop": 8, "worker-server": 16}
+    assert local == {"worker-rpi": 2, "worker-laptop": 4, "worker-server": 8}
 
 
 def test_all_mistakes_are_told_at_once_with_line_column_key_and_the_nearest_valid_key(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_toml_files_hold_what_the_stack_says() -> None:
     assert lead["model"] == {"name": "rwkv-tiny"}
     worker = tomllib.loads(toml(worker_sections(tiny, tiny.classes["worker-server"])))
     assert worker["hardware"] == {"profile": "SERVER"}
-    assert worker["training"]["batch_size"] == 16
+    assert worker["training"]["batch_size"] == 8
 
 
 def test_toml_texts_survive_quotes_and_control_characters() -> None:
