@@ -1,6 +1,6 @@
 """Do three unequal workers learn as much from the same number of tokens as one process alone?
 
-    python -m bench.convergence [--tokens 600000] [--only none topk]
+    python -m bench.convergence [--tokens 1000000] [--only none topk]
 
 One process trains rwkv-tiny by itself, batch 8, no network. Then a coordinator and three workers (batches 2, 4 and 8,
 each one thread) do the same as real processes, once for each compression. Model, data, Adam, clipping and schedule are
@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import msgspec
+import requests
 
 from swarm_agent.config import CoordinatorTraining
 from swarm_agent.data import open_data
@@ -37,7 +38,7 @@ WORKERS = {"RPI4_4G": 2, "LAPTOP_LIGHT": 4, "SERVER": 8}  # batch by profile
 COMPRESSIONS = ("none", "fp16", "qsgd", "topk")
 ALONE = {"learning_rate": 3e-3, "beta1": 0.9, "beta2": 0.99}
 TOGETHER = {"learning_rate": 2e-3, "beta1": 0.0, "beta2": 0.98}
-TRIAL_UPDATES = 200  # to learn how the three share the machine, and so the tokens of one update
+TRIAL_TOKENS, TRIAL_UPDATES = 100_000, 200  # to learn how the three share the machine: the tokens of one update
 REPORT_SECONDS = 15.0
 
 
@@ -57,16 +58,16 @@ class Result(NamedTuple):
 def main() -> None:
     """Run what was asked for and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=600_000, help="for every run (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="for every run (default %(default)s)")
     parser.add_argument("--only", nargs="+", choices=COMPRESSIONS, default=COMPRESSIONS)
     options = parser.parse_args()
     results = [train_alone(options.tokens)]
-    trial = train_together("none", TRIAL_UPDATES)
+    trial = train_together("none", TRIAL_TOKENS, TRIAL_UPDATES)
     tokens_per_update = trial.tokens / trial.updates
     say(f"three workers make {tokens_per_update:.0f} tokens an update")
     for compression in options.only:
         updates = round(options.tokens / tokens_per_update)
-        results.append(train_together(compression, updates))
+        results.append(train_together(compression, options.tokens, updates))
         show(results)
 
 
@@ -78,7 +79,7 @@ def recipe(updates: int, rule: Mapping[str, Any]) -> CoordinatorTraining:
         clip_norm=1.0,
         schedule="cosine",
         warmup_steps=min(50, updates // 10),
-        steps=updates,
+        total_steps=updates,
         min_workers=len(WORKERS),
     )
 
@@ -118,8 +119,8 @@ def train_alone(tokens: int) -> Result:
 # ---------------------------------------------------------------------------------------------------- three workers
 
 
-def train_together(compression: str, updates: int) -> Result:
-    """Train with a coordinator and three workers, each a process."""
+def train_together(compression: str, tokens: int, updates: int) -> Result:
+    """Train with a coordinator and three workers, each a process; `updates` is the schedule's length."""
     training = msgspec.to_builtins(recipe(updates, TOGETHER))
     settings = {f"FDTC_TRAINING_{key.upper()}": str(value) for key, value in training.items()}
     settings |= {"FDTC_CHECKPOINTING_INTERVAL": str(10**9), "OPENBLAS_NUM_THREADS": "1"}
@@ -128,7 +129,7 @@ def train_together(compression: str, updates: int) -> Result:
         leader = stack.enter_context(coordinator("--compression", compression, "--model", MODEL, settings=settings))
         for profile, batch in WORKERS.items():
             stack.callback(end, start_worker(leader.port, profile, batch))
-        status = watch(leader, compression)
+        status = watch(leader, compression, tokens)
         seconds = time.monotonic() - begun
         loss = held_out_loss(leader)
     result = Result(
@@ -158,8 +159,8 @@ def start_worker(port: int, profile: str, batch: int) -> "subprocess.Popen[str]"
     )
 
 
-def watch(leader: Coordinator, compression: str) -> dict[str, Any]:
-    """Wait for the run's end and return its last status; the run ends by itself."""
+def watch(leader: Coordinator, compression: str, tokens: int) -> dict[str, Any]:
+    """End the run when so many tokens are done, and return its last status."""
     status: dict[str, Any] = {}
     reported = time.monotonic()
     while leader.process.poll() is None:
@@ -167,15 +168,19 @@ def watch(leader: Coordinator, compression: str) -> dict[str, Any]:
             status = leader.status() or status
         except OSError:
             break  # it has just stopped
+        if status.get("tokens", 0) >= tokens:
+            shutdown = f"http://127.0.0.1:{leader.http_port}/control/shutdown"
+            requests.post(shutdown, json={}, timeout=10).raise_for_status()
+            break
         if time.monotonic() - reported > REPORT_SECONDS:
             reported = time.monotonic()
             say(
-                f"{compression}: update {status['version']} of {status['run']['steps']}, "
+                f"{compression}: update {status['version']} "
                 f"loss {status['loss'] or 0:.3f}, {status['tokens']} tokens, "
                 f"staleness {status['avg_staleness']:.1f}, refused {status['gradients_refused']}"
             )
         try:
-            leader.process.wait(1.0)
+            leader.process.wait(0.2)
         except subprocess.TimeoutExpired:
             continue
     leader.process.wait(60)
