@@ -66,20 +66,12 @@ def worker(status: Json | None, worker_id: str) -> Json:
 
 
 def bytes_per_token(status: Json) -> float | None:
-    """Bytes that the workers now connected have sent, for each token that they trained on.
-
-    The coordinator's own totals will not do: its tokens go on from a checkpoint, its bytes begin with the process.
-    """
-    workers = status.get("workers") or []
-    received = sum(w.get("bytes_received") or 0 for w in workers)
-    tokens = sum(w.get("tokens") or 0 for w in workers)
-    return received / tokens if tokens else None
+    """Bytes that workers have sent for each token that was trained on; both counts go on from a checkpoint."""
+    received, tokens = status.get("bytes_received"), status.get("tokens")
+    return received / tokens if received and tokens else None
 
 
 def uncompressed_bytes(status: Json) -> int | None:
-    """What the gradients received so far would have taken as float32."""
-    parameters, applied = status.get("parameters"), status.get("gradients_applied")
-    if parameters is None or applied is None:
-        return None
-    refused = status.get("gradients_refused") or {}
-    return 4 * int(parameters) * (int(applied) + sum(int(count) for count in refused.values()))
+    """What the gradients applied so far would have taken as float32: one for each version of the weights."""
+    parameters, version = status.get("parameters"), status.get("version")
+    return None if parameters is None or version is None else 4 * int(parameters) * int(version)

@@ -199,7 +199,7 @@ def _saved(training: dict[str, Any]) -> str:
 def _conclude(
     console: Console, progress: Progress, before: Measured, after: Measured, found: checkpoints.Checkpoint
 ) -> None:
-    training = progress.latest.get("training") or {}
+    final = {**found.manifest, "bytes_received": (found.manifest.get("bytes") or [None])[0]}
     console.print(f"\nAfter {found.version} updates it writes:")
     _print_sample(console, after.sample)
     console.print(
@@ -207,8 +207,8 @@ def _conclude(
     )
     counted = ", ".join(f"{loss:.2f} by {name}" for name, loss in BASELINES.items())
     console.print(f"               counting alone gets {counted}", style="dim")
-    console.print(f"trained on     {number(training.get('tokens'), 'tokens')} in {duration(progress.seconds)}")
-    console.print(f"traffic        {_saved(training)}")
+    console.print(f"trained on     {number(final.get('tokens'), 'tokens')} in {duration(progress.seconds)}")
+    console.print(f"traffic        {_saved(status.traffic(final))}")
     console.print(f"checkpoint     {escape(str(found.path))}", soft_wrap=True)
     console.print(
         "\n[dim]Next:[/] [bold cyan]swarmctl deploy --stack rwkv-tiny --local[/]   to train one in the background"

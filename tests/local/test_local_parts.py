@@ -124,14 +124,12 @@ def test_a_coordinator_that_is_down_is_said_so_and_the_crash_of_a_worker_too(tmp
     assert "worker-rpi-1 was restarted 2 times; last it was killed by signal 9" in text
 
 
-def test_bytes_per_token_count_what_the_connected_workers_sent(tmp_path: Path) -> None:
-    status = {
-        "tokens": 10_000,  # goes on from a checkpoint, unlike the bytes
-        "bytes_received": 900,
-        "workers": [{"id": "worker-rpi-1", "bytes_received": 600, "tokens": 100}, {"id": "b", "bytes_received": 0}],
-    }
+def test_traffic_is_what_was_sent_beside_float32_for_each_version(tmp_path: Path) -> None:
+    status = {"tokens": 100, "bytes_received": 600, "parameters": 30, "version": 10}
     training = report(observed(tmp_path, status))["training"]
     assert training["bytes_per_token"] == 6
+    assert training["bytes_uncompressed"] == 1200
+    assert training["compression_ratio"] == 2
 
 
 def test_a_pid_that_another_program_has_now_is_not_taken_for_ours() -> None:

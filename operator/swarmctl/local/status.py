@@ -92,11 +92,15 @@ def _state(observed: Observed) -> str:
 
 def _training(status: Mapping[str, Any]) -> Report:
     run = status.get("run") if isinstance(status.get("run"), dict) else {}
-    uncompressed, received = coordinator.uncompressed_bytes(status), status.get("bytes_received")
+    return {"steps": (run or {}).get("steps"), **{key: status.get(key) for key in _TRAINING}, **traffic(status)}
+
+
+def traffic(status: Mapping[str, Any]) -> Report:
+    """Work out what the gradients cost, from a coordinator's status or a checkpoint's manifest."""
+    uncompressed, received = coordinator.uncompressed_bytes(dict(status)), status.get("bytes_received")
     return {
-        "steps": (run or {}).get("steps"),
-        **{key: status.get(key) for key in _TRAINING},
-        "bytes_per_token": coordinator.bytes_per_token(status),
+        "bytes_received": received,
+        "bytes_per_token": coordinator.bytes_per_token(dict(status)),
         "bytes_uncompressed": uncompressed,
         "compression_ratio": uncompressed / received if uncompressed and received else None,
     }
