@@ -179,7 +179,12 @@ def find(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("ckpt-")))
+    return sorted(found, key=version_of)
+
+
+def version_of(path: Path) -> int:
+    """The version that a checkpoint's directory is named after."""
+    return int(path.name.removeprefix("ckpt-"))
 
 
 def _verify(path: Path, size: int, digest: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
@@ -60,7 +61,8 @@ def run_command(
     try:
         return run(options)
     except AgentError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        with suppress(OSError):  # nowhere to say it; the status still tells
+            print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before `on_termination`, so there is nothing to save
         return 128 + signal.SIGINT

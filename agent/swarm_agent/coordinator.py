@@ -30,7 +30,7 @@ from fdtc.messages import ModelTooLargeError, check_tensors
 
 from . import checkpoint, hardware
 from .config import CoordinatorConfig
-from .errors import CheckpointError, ModelError
+from .errors import CheckpointError, ConfigError, ModelError
 from .http import HttpServer
 from .ledger import ShardLedger
 from .master import Master, Outcome, Refusal, Vector
@@ -38,6 +38,7 @@ from .net import Buffer, close_socket, listen, see_off, send_buffers, tune
 
 log = structlog.get_logger()
 DEFAULT_DIRECTORY = Path("/checkpoints")
+PAUSE_MARK = ".paused"
 GREETING_SECONDS = 10.0  # within which a new connection must register
 OUTBOX_LIMIT = 1024  # messages waiting for a worker that does not read
 CONVERSATION_OVER = (State.LEAVING, State.FAILED, State.CLOSED)
@@ -161,6 +162,8 @@ class Coordinator:
             AgentError: A port can't be listened on.
         """
         network = self.config.network
+        if network.port == network.http_port != 0:
+            raise ConfigError(f"port {network.port} can't serve both: give --port and --http-port different numbers.")
         with ExitStack() as undo:
             self._listener = undo.enter_context(listen(network.host, network.port, "--port"))
             http_listener = undo.enter_context(listen(network.host, network.http_port, "--http-port"))
@@ -232,6 +235,7 @@ class Coordinator:
         """Tell all workers to stop after their present batch; gradients on their way are still applied."""
         with self._lock:
             self._paused = True
+            self._keep_pause()
             self._broadcast(fdtc.Pause())
         log.info("paused", version=self.step)
 
@@ -239,8 +243,20 @@ class Coordinator:
         """Let all workers go on."""
         with self._lock:
             self._paused = False
+            self._keep_pause()
             self._broadcast(fdtc.Resume())
         log.info("resumed", version=self.step)
+
+    def _keep_pause(self) -> None:
+        """Leave a mark on the disk, so that a coordinator that is started again is still paused."""
+        mark = self.directory / PAUSE_MARK
+        try:
+            if self._paused:
+                mark.touch()
+            else:
+                mark.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a restart will not know about the pause", path=str(mark), reason=error.strerror)
 
     def sync(self) -> None:
         """Tell all workers to drop what they compute and fetch the present weights."""
@@ -248,8 +264,8 @@ class Coordinator:
 
     def shut_down(self) -> None:
         """Ask the owner, who is in `wait`, to call `stop`."""
-        log.info("shutdown was asked for")
         self._finished.set()
+        log.info("shutdown was asked for")
 
     def save_checkpoint(self) -> Path:
         """Write a checkpoint of this moment and return its directory.
@@ -656,6 +672,9 @@ class Coordinator:
     def _resume(self, undo: ExitStack) -> None:
         self.directory = _writable(self.directory)
         self._directory_lock = undo.enter_context(checkpoint.lock(self.directory))
+        self._paused = (self.directory / PAUSE_MARK).exists()
+        if self._paused:
+            log.warning("training is paused, as it was before; resume it with POST /control/resume")
         found = checkpoint.load_newest(self.directory, set_damaged_aside=True)
         if found is None:
             return

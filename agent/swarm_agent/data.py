@@ -398,7 +398,7 @@ class BrokenLines:
         if self.on_broken == "refuse":
             raise DataError(
                 f"{self.name}:{line_number}: {reason}. Mend the line, or let broken ones be skipped "
-                '(on_broken = "skip" under [data]).'
+                '(on_broken = "skip" under [data], or --on-broken skip).'
             )
         self.count += 1
         if self.count <= WARNINGS:

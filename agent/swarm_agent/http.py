@@ -1,13 +1,13 @@
 """HTTP beside the protocol: health, status, metrics and control of a coordinator.
 
 ``GET /healthz``, ``GET /status``, ``GET /metrics`` (Prometheus), and ``POST /control/WORD``. Served by uvicorn in a
-thread of its own. May import: nothing of ours; it is given the coordinator.
+thread of its own. May import: ``checkpoint``, ``errors``; it is given the coordinator.
 """
 
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from . import checkpoint
 from .errors import AgentError
 
 if TYPE_CHECKING:
@@ -98,13 +99,14 @@ async def _say_error(_request: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code)
 
 
-def _checkpoint(coordinator: "Coordinator") -> dict[str, str]:
+def _checkpoint(coordinator: "Coordinator") -> dict[str, Any]:
     coordinator.tell_workers_of_checkpoint()
-    return {"path": str(coordinator.save_checkpoint())}
+    path = coordinator.save_checkpoint()
+    return {"path": str(path), "version": checkpoint.version_of(path)}  # training goes on meanwhile
 
 
-def _simply(action: "Callable[[Coordinator], None]") -> "Callable[[Coordinator], dict[str, str]]":
-    def run(coordinator: "Coordinator") -> dict[str, str]:
+def _simply(action: "Callable[[Coordinator], None]") -> "Callable[[Coordinator], dict[str, Any]]":
+    def run(coordinator: "Coordinator") -> dict[str, Any]:
         action(coordinator)
         return {}
 

@@ -6,6 +6,7 @@ facts as keys.
 
 import logging
 import sys
+from typing import TextIO, cast
 
 import structlog
 
@@ -30,6 +31,29 @@ def configure(*, json: bool | None = None) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Sturdy(sys.stderr))),
         cache_logger_on_first_use=False,
     )
+
+
+class _Sturdy:
+    """A stream that a full disk or a closed pipe can't break: training must not end for want of a log line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lost = 0
+
+    def write(self, text: str) -> None:
+        try:
+            if self._lost:
+                self._stream.write(f"({self._lost} pieces of the log could not be written before this)\n")
+            self._stream.write(text)
+            self._lost = 0
+        except (OSError, ValueError):  # full, broken or closed
+            self._lost += 1
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._lost += 1

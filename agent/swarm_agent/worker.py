@@ -289,7 +289,8 @@ class Session:
         interval = self.worker.config.network.heartbeat_interval_sec
         while not self._closed.wait(interval):
             if time.monotonic() - self._last_received > MISSED_HEARTBEATS * interval:
-                self._end(Disconnected(f"the coordinator was silent for {MISSED_HEARTBEATS * interval:g} s"))
+                doubt = "" if self.ack else "; is this its port for workers (7100), not that for HTTP?"
+                self._end(Disconnected(f"the coordinator was silent for {MISSED_HEARTBEATS * interval:g} s{doubt}"))
                 return
             if self.ack is None:
                 continue

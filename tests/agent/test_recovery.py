@@ -354,3 +354,15 @@ def newest(swarm: Swarm) -> dict[str, Any]:
     path = max(swarm.checkpoints.glob("ckpt-*"))
     manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
     return manifest
+
+
+def test_a_pause_outlives_the_coordinator_and_its_end_too(swarm, tmp_path):
+    options = ["--checkpoint-dir", str(tmp_path)]
+    first = swarm.coordinator(*options)
+    first.control("pause")
+    first.kill()
+    second = swarm.coordinator(*options)
+    assert second.status()["run"]["state"] == "paused"
+    second.control("resume")
+    second.kill()
+    assert swarm.coordinator(*options).status()["run"]["state"] == "waiting"
