@@ -36,7 +36,6 @@ from swarm_agent.rwkv7 import (
     block_backward,
     block_forward,
     block_shapes,
-    tune_allocator,
 )
 
 Array = NDArray[np.float32]
@@ -222,7 +221,6 @@ def main() -> None:
     if options.time % CHUNK:
         parser.error(f"--time must be a multiple of {CHUNK}")
 
-    tune_allocator()
     torch.set_num_threads(options.threads)
     config = Config(layers=2, width=options.channels, head_size=64, rank_w=64, rank_a=64, rank_v=32, rank_g=128)
     parameters, inputs = random_problem(config, options.batch, options.time)

@@ -26,7 +26,7 @@ from swarm_agent.config import CoordinatorTraining
 from swarm_agent.data import open_data
 from swarm_agent.evaluate import evaluate
 from swarm_agent.master import Master
-from swarm_agent.rwkv7 import PRESETS, RWKV7, tune_allocator
+from swarm_agent.rwkv7 import PRESETS, RWKV7
 from swarm_agent.tokenizers import ByteTokenizer
 
 from .tools import ROOT, Coordinator, command, coordinator, end, table
@@ -89,7 +89,6 @@ def recipe(updates: int, rule: Mapping[str, Any]) -> CoordinatorTraining:
 
 def train_alone(tokens: int) -> Result:
     """Train in this process: the plain loop that distributed training is measured against."""
-    tune_allocator()
     updates = round(tokens / (ALONE_BATCH * CONTEXT))
     model = RWKV7(PRESETS[MODEL])
     master = Master(model.parameters, recipe(updates, ALONE))

@@ -15,9 +15,7 @@ R = B·T rows, G = B·T/K chunks. Linear weights are [out, in]. All arrays are r
 
 from __future__ import annotations
 
-import ctypes
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -122,25 +120,6 @@ PRESETS: Mapping[str, Config] = {
     "rwkv-1b": Config(layers=24, width=1536, head_size=64, vocabulary=65536, **_MEDIUM_RANKS),  # 914 M
     "rwkv-1.5b": Config(layers=24, width=2048, head_size=64, vocabulary=65536, **_LARGE_RANKS),  # 1527 M
 }
-
-
-def tune_allocator() -> bool:
-    """Keep freed memory in the process instead of handing it back to the system each time.
-
-    glibc maps every block over 128 KiB afresh and unmaps it when freed, so each large temporary costs page faults
-    (mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). For what is around the model: its own buffers are used again. Call
-    once, before training. Does nothing but on Linux with glibc.
-
-    Returns:
-        Whether the allocator took both settings.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
-        return False
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    return bool(libc.mallopt(m_mmap_threshold, 32 << 20) and libc.mallopt(m_trim_threshold, 64 << 20))
 
 
 # --- Names, shapes and initial values ---------------------------------------------------------------------------
