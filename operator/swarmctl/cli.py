@@ -5,10 +5,12 @@ code.
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +22,9 @@ from rich.text import Text
 from . import choose, coordinator, generate, logs, stack
 from .console import Story, output
 from .errors import Exit, InterruptedByUserError, SwarmctlError, UnreachableError, UsageError
-from .local import engine, processes, status
+from .local import checkpoints, engine, processes, status
 from .local.observe import Observed, observe
+from .local.remedies import to_deploy
 from .local.state import COORDINATOR, Folder, local_folder
 
 app = typer.Typer(
@@ -44,6 +47,32 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done,
 Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait before giving up the waiting.")]
 
 
+def _temperature(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise typer.BadParameter(f"{value:g} is not a number from 0 on")
+    return value
+
+
+def _top_p(value: float) -> float:
+    if not 0 < value <= 1:
+        raise typer.BadParameter(f"{value:g} is not above 0 and at most 1")
+    return value
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("this is not valid UTF-8 text") from None
+    return value
+
+
+def _print_version(wished: bool) -> None:
+    if wished:
+        print(f"swarmctl {metadata.version('swarmctl')}")
+        raise typer.Exit
+
+
 def run() -> int:
     """Run the command line; returns the exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -64,6 +93,16 @@ def run() -> int:
     return int(Exit.DONE)
 
 
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train your own language model on the machines you already own."""
+    del version
+
+
 @app.command()
 def deploy(
     stack_name: StackNeeded,
@@ -77,7 +116,7 @@ def deploy(
     """Bring a stack up, or change it, and wait until it trains."""
     _only_local(local, f"swarmctl deploy --stack {stack_name} --local")
     wanted = stack.load(stack_name)
-    folder = local_folder(choose.root(), wanted.name)
+    folder = local_folder(choose.writable_root(), wanted.name)
     if dry_run:
         _print_plan(engine.plan(wanted, folder, port, http_port)[1], as_json)
         return
@@ -126,7 +165,9 @@ def scale(
         old = _observed(folder).deployment
         _print_plan(processes.difference(old, engine.scaled(old, pairs)), as_json)
         return
-    with _interruptible("the new number is kept, and workers go on to start or stop", "swarmctl status --local"):
+    with _interruptible(
+        "the new number is kept, and workers go on to start or stop", f"swarmctl status --local --stack {folder.name}"
+    ):
         observed = engine.scale(folder, pairs, Story(), timeout=timeout)
     _conclude(observed, as_json)
 
@@ -167,7 +208,7 @@ def rm(
     deployment = folder.read_deployment()
     stops = [processes.Action("stop", spec.name) for spec in reversed(deployment.processes)] if deployment else []
     if dry_run:
-        _print_plan(stops, as_json)
+        _print_plan(stops, as_json, folder if volumes else None)
         return
     _confirm_removal(folder, yes=yes, volumes=volumes)
     with _interruptible("the supervisor goes on stopping it", f"swarmctl rm --local --stack {folder.name}"):
@@ -217,15 +258,15 @@ def generate_command(
     checkpoint_path: Annotated[
         Path | None, typer.Option("--checkpoint", help="A checkpoint's folder. Default: the stack's newest.")
     ] = None,
-    prompt: Annotated[str, typer.Option(help="How the text begins.")] = "ROMEO:\n",
+    prompt: Annotated[str, typer.Option(help="How the text begins.", callback=_text)] = "ROMEO:\n",
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 300,
-    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Choose among the likeliest of this mass.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="To get the same text again.")] = None,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.", callback=_temperature)] = 0.8,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest of this mass.", callback=_top_p)] = 0.95,
+    seed: Annotated[int | None, typer.Option(min=0, help="To get the same text again.")] = None,
 ) -> None:
-    """Let a checkpoint write text."""
+    """Let a checkpoint write text (always on this machine; no stack needs to run)."""
+    del local  # accepted, since all other commands need it
     if checkpoint_path is None:
-        _only_local(local, "swarmctl generate --local")
         checkpoint_path = generate.newest_checkpoint(choose.known(stack_name))
     generate.run(checkpoint_path, prompt=prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
 
@@ -271,6 +312,8 @@ def _conclude(observed: Observed, as_json: bool) -> None:
     if observed.is_finished:
         go_on = "# to go on, raise x-fdtc.training.steps in the stack file and deploy again"
         Story().next(f"swarmctl generate {at}", go_on)
+    elif not sum(observed.deployment.replicas.values()):
+        Story().next(f"swarmctl scale {next(iter(observed.deployment.workers), 'worker-rpi')} 1 {at}")
     elif observed.run_state == "paused":
         Story().next(f"swarmctl resume {at}")
     else:
@@ -282,9 +325,7 @@ def _conclude(observed: Observed, as_json: bool) -> None:
 def _observed(folder: Folder) -> Observed:
     observed = observe(folder)
     if observed is None:
-        raise UnreachableError(
-            f"{folder.name} is not deployed on this machine any more", f"swarmctl deploy --stack {folder.name} --local"
-        )
+        raise UnreachableError(f"{folder.name} is not deployed on this machine any more", to_deploy(folder))
     return observed
 
 
@@ -309,8 +350,10 @@ def _pairs(words: list[str]) -> dict[str, int]:
         raise UsageError("each service needs a number", "swarmctl scale worker-rpi 3 --local")
     wishes: dict[str, int] = {}
     for service, count in zip(flat[::2], flat[1::2], strict=True):
-        if not count.isdecimal():
+        if not count.isdecimal() or len(count) > 9:
             raise UsageError(f"{count!r} is not a number of workers", f"swarmctl scale {service} 3 --local")
+        if service in wishes:
+            raise UsageError(f"{service} is named twice", f"swarmctl scale {service} {int(count)} --local")
         wishes[service] = int(count)
     return wishes
 
@@ -323,6 +366,9 @@ def _processes_of(observed: Observed, service: str) -> list[str]:
     # A worker that was scaled away has left its log.
     if not found and observed.folder.log(service).exists():
         found = [service]
+    if not found and service in observed.deployment.workers:
+        again = f"swarmctl scale {service} 1 --local --stack {observed.folder.name}"
+        raise UsageError(f"there is no log of {service}: none is wished", again)
     if not found:
         names = [COORDINATOR, *observed.deployment.workers, "supervisor", "all"]
         raise UsageError(f"there is no log of {service!r}; known here: {', '.join(names)}")
@@ -346,22 +392,30 @@ def _confirm_removal(folder: Folder, *, yes: bool, volumes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("rm asks before it removes, and there is no terminal to ask on", "swarmctl rm --local --yes")
+        raise UsageError(
+            "rm asks before it removes, and there is no terminal to ask on",
+            f"swarmctl rm --local --stack {folder.name}{' --volumes' if volumes else ''} --yes",
+        )
     what = "and its checkpoints" if volumes else "(checkpoints stay)"
     if not typer.confirm(f"Stop {folder.name} on this machine and remove it {what}?"):
         raise typer.Exit(Exit.FAILED)
 
 
-def _print_plan(actions: list[processes.Action], as_json: bool) -> None:
+def _print_plan(actions: list[processes.Action], as_json: bool, emptied: Folder | None = None) -> None:
+    count = checkpoints.count(emptied) if emptied else 0
+    deleted = f"{count} checkpoint{'' if count == 1 else 's'} in {emptied.checkpoints}" if emptied and count else ""
     if as_json:
-        _print_json([{"action": a.kind, "process": a.process, "why": a.why} for a in actions])
+        steps = [{"action": a.kind, "process": a.process, "why": a.why} for a in actions]
+        _print_json(steps + ([{"action": "delete", "process": deleted, "why": "--volumes"}] if deleted else []))
         return
     signs = {"start": "[green]+[/]", "restart": "[yellow]~[/]", "stop": "[red]-[/]"}
     console = output()
     for action in actions:
         why = f"  [dim]{escape(action.why)}[/]" if action.why else ""
         console.print(f"{signs[action.kind]} {action.kind} {escape(action.process)}{why}")
-    if not actions:
+    if deleted:
+        console.print(f"[red]-[/] delete {escape(deleted)}", soft_wrap=True)
+    if not actions and not deleted:
         console.print("nothing to change")
 
 

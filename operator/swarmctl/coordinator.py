@@ -3,6 +3,7 @@
 Keys that an older or newer coordinator doesn't send are None here; nothing is made up for them.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -34,16 +35,18 @@ def control(http_port: int, what: Control, timeout: float) -> Json:
     try:
         reply = requests.post(f"http://127.0.0.1:{http_port}/control/{what}", json={}, timeout=timeout)
     except requests.RequestException as error:
-        raise UnreachableError(
-            f"the coordinator does not answer on 127.0.0.1:{http_port}", "swarmctl status --local"
-        ) from error
+        raise UnreachableError(f"the coordinator does not answer on 127.0.0.1:{http_port}") from error
     if not reply.ok:
-        raise SwarmctlError(
-            f"the coordinator refuses to {what}: {_reason(reply)}",
-            "swarmctl logs coordinator --local --tail 20",
-        )
+        raise SwarmctlError(f"the coordinator refuses to {what}: {_reason(reply)}")
     content = reply.json() if reply.content else {}
     return content if isinstance(content, dict) else {}
+
+
+def without_remedy(text: str) -> str:
+    """What the agent says, without the sentence on an option that users of swarmctl do not have."""
+    sentences = re.split(r"(?<=\.)\s+", text.strip())
+    said = " ".join(sentence for sentence in sentences if "--checkpoint-dir" not in sentence)
+    return said if said.endswith(".") else f"{said}."
 
 
 def _reason(reply: requests.Response) -> str:

@@ -84,6 +84,7 @@ def run(*, minutes: float, steps: int | None, state: Path | None) -> None:
     wanted = stack.load(STACK)
     wanted = wanted if steps is None else wanted.with_steps(steps)
     folder = _fresh_folder(state)
+    folder.make()  # where that can't be, nobody should wait for the measuring first
     story, console = Story(), output()
     _introduce(console, wanted, minutes)
     with story.waiting("measures the untrained model"):
@@ -91,7 +92,7 @@ def run(*, minutes: float, steps: int | None, state: Path | None) -> None:
     console.print(f"Before training it has a held-out loss of [bold]{before.loss:.3f}[/] nats per byte and writes:")
     _print_sample(console, before.sample)
     port = ports.free_port(7100)
-    http_port = ports.free_port(max(7180, port + 1))
+    http_port = ports.free_port(7180, other_than=port)
     try:
         engine.deploy(wanted, folder, story, port=port, http_port=http_port, timeout=DEPLOY_TIMEOUT_SEC)
         progress = _watch(folder, console, minutes)
@@ -114,17 +115,17 @@ def _introduce(console: Console, wanted: stack.Stack, minutes: float) -> None:
         for service, count in wanted.replicas.items()
         if count
     ]
-    end = (
-        f"{wanted.steps} updates or {minutes:g} minutes, whichever comes first"
-        if wanted.steps
-        else f"{minutes:g} minutes"
-    )
+    end = f"{wanted.steps} updates or {_minutes(minutes)}, whichever comes first" if wanted.steps else _minutes(minutes)
     console.print(
         f"[bold]A language model learns English on this machine[/]\n"
         f"A coordinator holds the weights of {escape(wanted.model)}, an RWKV-7. Unequal workers compute gradients\n"
         f"from {escape(wanted.data)}, byte by byte, and push them compressed ({escape(_compression(wanted))}):\n"
         f"{', '.join(workers)}. It stops after {end}.\n"
     )
+
+
+def _minutes(count: float) -> str:
+    return f"{count:g} minute" + ("" if count == 1 else "s")
 
 
 def _compression(wanted: stack.Stack) -> str:
@@ -244,7 +245,7 @@ def _run_agent(command: list[str]) -> str:
 
 
 def _fresh_folder(state: Path | None) -> Folder:
-    parent = state or choose.root() / "demo" / f"{datetime.now():%Y-%m-%d-%H%M%S}"
+    parent = state or choose.writable_root() / "demo" / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     folder = Folder(parent.expanduser().absolute() / STACK)
     if checkpoints.newest(folder) or folder.deployment.exists():
         raise UsageError(

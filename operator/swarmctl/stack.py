@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Section = Mapping[str, Any]
 COORDINATOR = "coordinator"
+MOST_LOCAL_REPLICAS = 64
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -127,13 +128,18 @@ def load(name_or_path: str) -> Stack:
     return _build(path, content)
 
 
+def is_path(name_or_path: str) -> bool:
+    """Whether a file is meant, not a stack's name."""
+    return "/" in name_or_path or name_or_path.endswith((".yml", ".yaml"))
+
+
 def find(name_or_path: str) -> Path:
     """Find the file of a stack.
 
     Raises:
         UsageError: No built-in stack has this name.
     """
-    if "/" in name_or_path or name_or_path.endswith((".yml", ".yaml")):
+    if is_path(name_or_path):
         return Path(name_or_path).expanduser().absolute()
     built_in = built_in_stacks()
     if name_or_path in built_in:
@@ -193,7 +199,7 @@ def _class_keys(worker: WorkerClass) -> dict[str, Any]:
 
 def _name_from(path: Path) -> str:
     """A file without a `name` is called by its own, as far as that can be a stack's name."""
-    return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).strip("-_0123456789") or "stack"
+    return re.sub(r"[^a-z0-9_-]+", "-", path.stem.lower()).lstrip("-_0123456789").rstrip("-_") or "stack"
 
 
 @cache
@@ -460,7 +466,7 @@ def stack_schema() -> Keys:
                         "profile": Text(tuple(_profiles())),
                         "batch_size": Integer(least=1),
                         "accumulation_steps": Integer(least=1),
-                        "local_replicas": Integer(most=64),
+                        "local_replicas": Integer(most=MOST_LOCAL_REPLICAS),
                     },
                     required=("profile",),
                 )

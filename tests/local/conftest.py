@@ -24,6 +24,7 @@ class Swarmctl:
 
     def __init__(self, state: Path) -> None:
         self.state = state
+        self.small = SMALL  # a test that changes it takes a copy
         self.environment = {**os.environ, "SWARMCTL_STATE": str(state), "NO_COLOR": "1"}
 
     def command(self, *arguments: str | Path) -> list[str]:
@@ -89,6 +90,8 @@ def eventually(holds: Callable[[], object], seconds: float = 60) -> None:
 def swarmctl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarmctl]:
     # Longer than a socket's address can be: wherever a user's home is, it has to work.
     user = Swarmctl(tmp_path_factory.mktemp("state") / ("long" * 30))
+    user.small = user.state.parent / "small.yml"
+    user.small.write_text(SMALL.read_text())
     yield user
     for folder in (user.state / "local").glob("*"):
         user.run("rm", "--local", "--stack", folder.name, "--yes", "--volumes")

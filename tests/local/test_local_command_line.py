@@ -65,8 +65,8 @@ def test_workers_that_can_never_be_enough_are_refused(empty: Swarmctl, tmp_path:
     assert "it would wait for ever" in empty.run("deploy", "--stack", wrong, "--local", code=2).stderr
 
 
-def test_a_dry_run_of_a_first_deploy_lists_the_processes_and_writes_nothing(empty: Swarmctl) -> None:
-    plan = json.loads(empty.run("deploy", "--stack", SMALL, "--local", "--dry-run", "--json").stdout)
+def test_a_dry_run_of_a_first_deploy_lists_the_processes_and_writes_nothing(empty: Swarmctl, ports: list[str]) -> None:
+    plan = json.loads(empty.run("deploy", "--stack", SMALL, "--local", *ports, "--dry-run", "--json").stdout)
     assert [step["process"] for step in plan] == ["coordinator", "worker-rpi-1", "worker-laptop-1"]
     assert {step["action"] for step in plan} == {"start"}
     assert list(empty.state.iterdir()) == []
@@ -91,3 +91,55 @@ def test_an_install_of_the_agent_only_says_how_to_get_the_operator() -> None:
     assert ended.returncode == 1
     assert "pip install 'swarmctl[operator]'" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_generate_needs_no_engine(empty: Swarmctl) -> None:
+    assert "no stack is deployed" in empty.run("generate", "--prompt", "ROMEO:", code=5).stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--seed", "-1"],
+        *(["--top-p", value] for value in ("0", "1.1", "nan")),
+        *(["--temperature", value] for value in ("-1", "nan", "inf")),
+        ["--prompt", "\udcff"],
+    ],
+)
+def test_generate_refuses_options_that_make_no_sense(empty: Swarmctl, options: list[str]) -> None:
+    assert options[0] in empty.run("generate", *options, code=2).stderr
+
+
+def test_a_stack_that_is_not_deployed_is_said_so_and_not_looked_for_among_the_built_in(empty: Swarmctl) -> None:
+    for typed in (["status"], ["rm", "--yes"], ["rm", "--yes", "--volumes"], ["logs", "all"]):
+        said = empty.run(*typed, "--local", "--stack", "mine", code=5).stderr
+        assert "mine is not deployed" in said
+        assert "built-in" not in said
+
+
+def test_a_removed_stack_is_known_by_its_path_and_a_dry_run_lists_its_checkpoints(empty: Swarmctl) -> None:
+    kept = empty.folder() / "checkpoints" / "ckpt-00000003"
+    kept.mkdir(parents=True)
+    said = empty.run("rm", "--local", "--stack", SMALL, "--volumes", "--dry-run").stdout
+    assert said == f"- delete 1 checkpoint in {kept.parent}\n"
+    hint = empty.run("rm", "--local", "--stack", SMALL, "--volumes", code=2).stderr
+    assert "swarmctl rm --local --stack small --volumes --yes" in hint
+    assert kept.exists()
+
+
+@pytest.mark.parametrize("typed", [["status", "--local"], ["deploy", "--stack", "rwkv-tiny", "--local"], ["demo"]])
+def test_a_state_folder_that_is_a_file_is_named_with_its_variable(tmp_path: Path, typed: list[str]) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    ended = Swarmctl(file).run(*typed, code=2)
+    assert "is not a folder" in ended.stderr
+    assert "SWARMCTL_STATE" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_a_service_named_twice_is_refused(empty: Swarmctl) -> None:
+    assert "named twice" in empty.run("scale", "worker-rpi", "1", "worker-rpi=2", "--local", code=2).stderr
+
+
+def test_the_version_is_printed(empty: Swarmctl) -> None:
+    assert empty.run("--version").stdout.startswith("swarmctl 0.")

@@ -17,7 +17,7 @@ Ports = list[str]
 @pytest.fixture
 def deployed(swarmctl: Swarmctl, ports: Ports) -> Swarmctl:
     """The small stack, up and training; tests share it and leave it so."""
-    swarmctl.run("deploy", "--stack", SMALL, "--local", *ports)
+    swarmctl.run("deploy", "--stack", swarmctl.small, "--local", *ports)
     return swarmctl
 
 
@@ -45,10 +45,10 @@ def test_deploy_returns_when_every_worker_trains(deployed: Swarmctl) -> None:
 
 def test_a_second_deploy_changes_nothing_and_says_so(deployed: Swarmctl) -> None:
     before = pids(deployed)
-    again = deployed.run("deploy", "--stack", SMALL, "--local")
+    again = deployed.run("deploy", "--stack", deployed.small, "--local")
     assert "nothing to change" in again.stderr
     assert pids(deployed) == before
-    plan = deployed.run("deploy", "--stack", SMALL, "--local", "--dry-run")
+    plan = deployed.run("deploy", "--stack", deployed.small, "--local", "--dry-run")
     assert plan.stdout == "nothing to change\n"
 
 
@@ -60,9 +60,10 @@ def test_the_status_table_names_every_worker_and_the_figures(deployed: Swarmctl)
         assert word in table
 
 
-def test_a_changed_stack_restarts_only_what_changed(deployed: Swarmctl, tmp_path: Path) -> None:
+def test_a_changed_stack_restarts_only_what_changed(deployed: Swarmctl) -> None:
     before = pids(deployed)
-    changed = tmp_path / "small.yml"
+    changed = deployed.small
+    original = changed.read_text()
     changed.write_text(SMALL.read_text().replace("batch_size: 2", "batch_size: 3"))
     plan = deployed.run("deploy", "--stack", changed, "--local", "--dry-run", "--json")
     assert [(step["action"], step["process"]) for step in json.loads(plan.stdout)] == [("restart", "worker-laptop-1")]
@@ -72,6 +73,7 @@ def test_a_changed_stack_restarts_only_what_changed(deployed: Swarmctl, tmp_path
     assert {name for name in before if before[name] != after[name]} == {"worker-laptop-1"}
     assert deployed.process("worker-laptop-1")["batch_size"] == 3
     assert deployed.process("worker-laptop-1")["restarts"] == 0
+    changed.write_text(original)
 
 
 def test_scale_starts_and_stops_workers_and_a_deploy_keeps_the_number(deployed: Swarmctl) -> None:
@@ -80,7 +82,7 @@ def test_scale_starts_and_stops_workers_and_a_deploy_keeps_the_number(deployed: 
     grown = pids(deployed)
     assert grown.keys() - before.keys() == {"worker-rpi-2"}
     assert deployed.process("worker-rpi-2")["state"] == "training"
-    kept = deployed.run("deploy", "--stack", SMALL, "--local")
+    kept = deployed.run("deploy", "--stack", deployed.small, "--local")
     assert "worker-rpi stays at 2" in kept.stderr
     new_worker = psutil.Process(grown["worker-rpi-2"])
     deployed.run("scale", "worker-rpi=1", "--local")
@@ -91,7 +93,7 @@ def test_scale_starts_and_stops_workers_and_a_deploy_keeps_the_number(deployed: 
 def test_pause_stops_the_versions_and_resume_lets_them_go_on(deployed: Swarmctl) -> None:
     deployed.run("pause", "--local")
     assert deployed.status()["state"] == "paused"
-    deployed.run("deploy", "--stack", SMALL, "--local")  # does not wait for updates that can't come
+    deployed.run("deploy", "--stack", deployed.small, "--local")  # does not wait for updates that can't come
     deployed.run("resume", "--local")
     there = version(deployed)
     eventually(lambda: version(deployed) > there)
@@ -135,7 +137,7 @@ def test_a_killed_worker_is_restarted_and_status_says_so(deployed: Swarmctl) -> 
     eventually(lambda: deployed.process("worker-rpi-1")["state"] == "training")
     assert deployed.process("worker-rpi-1")["last_ending"]["exit_code"] == -signal.SIGKILL
     assert "worker-rpi-1 was restarted" in deployed.run("status", "--local").stdout
-    assert "worker-rpi-1 has been restarted" in deployed.run("deploy", "--stack", SMALL, "--local").stderr
+    assert "worker-rpi-1 has been restarted" in deployed.run("deploy", "--stack", deployed.small, "--local").stderr
 
 
 def test_a_killed_coordinator_comes_back_where_its_last_checkpoint_was(deployed: Swarmctl) -> None:
@@ -155,7 +157,7 @@ def test_a_killed_supervisor_is_noticed_and_deploy_takes_its_processes_over(depl
     eventually(lambda: not deployed.status()["supervisor"]["running"])
     assert deployed.status()["state"] == "unsupervised"
     assert "the supervisor was killed" in deployed.run("status", "--local").stdout
-    deployed.run("deploy", "--stack", SMALL, "--local")
+    deployed.run("deploy", "--stack", deployed.small, "--local")
     assert deployed.status()["state"] == "training"
     assert [process for process in left if process.is_running()] == []
     assert len(deployed.agents()) == 4  # the supervisor, the coordinator and two workers
@@ -187,14 +189,14 @@ def test_a_port_in_use_is_named_with_its_owner_and_nothing_is_started(
 
 
 def test_rm_asks_and_keeps_the_checkpoints(swarmctl: Swarmctl, ports: Ports) -> None:
-    swarmctl.run("deploy", "--stack", SMALL, "--local", *ports)
+    swarmctl.run("deploy", "--stack", swarmctl.small, "--local", *ports)
     eventually(lambda: swarmctl.status()["checkpoint"])
     assert "--yes" in swarmctl.run("rm", "--local", code=2).stderr
     swarmctl.run("rm", "--local", "--yes")
     assert swarmctl.agents() == []
     assert any(swarmctl.folder().glob("checkpoints/ckpt-*/manifest.json"))
     assert "no stack is deployed" in swarmctl.run("status", "--local", code=5).stderr
-    resumed = swarmctl.run("deploy", "--stack", SMALL, "--local", *ports)
+    resumed = swarmctl.run("deploy", "--stack", swarmctl.small, "--local", *ports)
     assert "resumes from version" in resumed.stderr
     swarmctl.run("rm", "--local", "--yes", "--volumes")
     assert not swarmctl.folder().exists()

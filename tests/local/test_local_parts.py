@@ -1,9 +1,12 @@
 """The local engine's parts that need no processes: plans, reports of half-known states, log lines, figures."""
 
 import io
+import json
+import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from rich.console import Console
@@ -11,11 +14,13 @@ from rich.console import Console
 from swarmctl import stack
 from swarmctl.console import duration, number
 from swarmctl.demo import BASELINES
-from swarmctl.errors import UsageError
-from swarmctl.local.engine import scaled
+from swarmctl.errors import SwarmctlError, UsageError
+from swarmctl.local import ports
+from swarmctl.local.engine import plan, scaled
 from swarmctl.local.observe import Observed
 from swarmctl.local.processes import difference, keep_scale, want
-from swarmctl.local.state import Deployment, Ending, Folder, ProcessState, State, living_process, lock
+from swarmctl.local.remedies import to_deploy
+from swarmctl.local.state import Deployment, Ending, Folder, ProcessState, State, living_process, lock, write
 from swarmctl.local.status import render, report
 from swarmctl.logs import Log, human, in_order
 from swarmctl.loss_curve import draw
@@ -97,8 +102,8 @@ def observed(tmp_path: Path, status: dict[str, Any] | None, *, state: str = "run
     return Observed(Folder(tmp_path / "small"), wish, State(1, processes), True, status)
 
 
-def shown(seen: Observed) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
+def shown(seen: Observed, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(render(report(seen)))
     return console.export_text()
 
@@ -210,3 +215,78 @@ def test_the_demo_names_the_baselines_of_the_documentation() -> None:
     documented = (ROOT / "docs" / "data.md").read_text()
     for loss in BASELINES.values():
         assert f"{loss:.3f}" in documented
+
+
+@pytest.mark.parametrize("width", [200, 100, 60, 40])
+def test_a_narrow_table_loses_columns_but_never_a_part_of_a_name_a_state_or_a_pid(tmp_path: Path, width: int) -> None:
+    status = {"run": {"state": "training"}, "bytes_received": 10, "tokens": 3, "parameters": 9, "version": 8}
+    seen = observed(tmp_path, status)
+    assert seen.state
+    seen.state.processes["worker-laptop-1"].pid = 1234567
+    lines = shown(seen, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    row = next(line for line in lines if line.startswith("worker-laptop-1"))
+    assert "connecting" in row
+    assert "1234567" in row
+    assert ("profile" in "".join(lines)) == (width == 200)
+
+
+def test_checkpoints_that_fail_are_shown_without_the_option_that_swarmctl_does_not_have(tmp_path: Path) -> None:
+    error = "the disk is full: /a needs 1.5 MB. Free some space there, or name another --checkpoint-dir."
+    seen = observed(tmp_path, {"run": {"state": "training"}, "checkpoint_error": error})
+    assert report(seen)["training"]["checkpoint_error"] == error
+    (note,) = (note for note in report(seen)["notes"] if "checkpoint" in note)
+    assert "the disk is full: /a needs 1.5 MB. Free some space in" in note
+    assert str(seen.folder.path) in note
+
+
+def test_a_stopped_stack_shows_the_figures_of_its_newest_checkpoint(tmp_path: Path) -> None:
+    seen = observed(tmp_path, None, state="finished")
+    seen = Observed(seen.folder, seen.deployment, seen.state, False, None)
+    manifest = seen.folder.checkpoints / "ckpt-00000007" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"version": 7, "loss": 2.5, "tokens": 70, "bytes": [140, 9], "parameters": 10}))
+    training = report(seen)["training"]
+    assert (training["version"], training["loss"], training["bytes_per_token"]) == (7, 2.5, 2)
+    assert training["tokens_per_sec"] is None
+
+
+def test_a_stack_without_workers_waits(tmp_path: Path) -> None:
+    seen = observed(tmp_path, {"run": {"state": "training"}})
+    nobody = scaled(seen.deployment, {"worker-rpi": 0, "worker-laptop": 0})
+    assert report(Observed(seen.folder, nobody, seen.state, True, seen.status))["state"] == "waiting"
+
+
+def test_too_many_workers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at most 64"):
+        scaled(deployment(tmp_path), {"worker-rpi": 65})
+
+
+def test_a_port_in_use_is_answered_with_two_that_are_free_and_differ(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        other = ports.free_port(port + 1)
+        wanted = msgspec.structs.replace(deployment(tmp_path), port=port, http_port=other)
+        with pytest.raises(SwarmctlError) as caught:
+            ports.check(wanted, ())
+    (remedy,) = caught.value.next_steps
+    assert remedy.startswith(f"swarmctl deploy --stack {tmp_path / 'stack.yml'} --local --port ")
+    assert remedy.endswith(f" --http-port {other}")
+    assert f"--port {other} " not in remedy
+
+
+def test_two_files_of_one_name_do_not_become_one_stack(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "small")
+    folder.make()
+    write(folder.deployment, deployment(tmp_path))
+    with pytest.raises(UsageError, match="is deployed already, from"):
+        plan(stack.load(str(SMALL)), folder, None, None)
+
+
+def test_a_built_in_stack_is_named_and_a_file_by_its_path(tmp_path: Path) -> None:
+    mine = deployment(tmp_path)
+    assert to_deploy(mine) == f"swarmctl deploy --stack {tmp_path / 'stack.yml'} --local"
+    tiny = stack.load("rwkv-tiny")
+    built_in = want(tiny, Folder(tmp_path / tiny.name), tiny.replicas, 7100, 7180).deployment
+    assert to_deploy(built_in) == "swarmctl deploy --stack rwkv-tiny --local"

@@ -137,3 +137,11 @@ def test_the_toml_files_hold_what_the_stack_says() -> None:
 def test_toml_texts_survive_quotes_and_control_characters() -> None:
     odd = 'a "b" \\ c\n\t\x7f é 😀'
     assert tomllib.loads(toml({"data": {"path": odd}})) == {"data": {"path": odd}}
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("bad1.yml", "bad1"), ("bad2.yml", "bad2"), ("2-my run.yml", "my-run"), ("7.yml", "stack")]
+)
+def test_a_file_without_a_name_is_called_by_its_own(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / file).write_text(SMALL.read_text().replace("name: small", ""))
+    assert stack.load(str(tmp_path / file)).name == name

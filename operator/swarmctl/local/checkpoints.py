@@ -23,6 +23,11 @@ def newest(folder: Folder) -> Checkpoint | None:
     return max(found, key=lambda checkpoint: checkpoint.version, default=None)
 
 
+def count(folder: Folder) -> int:
+    """How many checkpoints there are, whole or not."""
+    return sum(1 for _ in folder.checkpoints.glob("ckpt-*"))
+
+
 def _read(manifest: Path) -> Checkpoint | None:
     try:
         content = json.loads(manifest.read_bytes())

@@ -18,11 +18,12 @@ from .. import coordinator
 from ..console import Story
 from ..errors import StackError, SwarmctlError, UnreachableError, UsageError
 from ..schema import did_you_mean
-from ..stack import Stack
+from ..stack import MOST_LOCAL_REPLICAS, Stack
 from . import checkpoints, ports
 from .client import ask, start_supervisor
 from .observe import Observed, observe
 from .processes import Action, Wanted, difference, keep_scale, want
+from .remedies import to_deploy
 from .state import COORDINATOR, Deployment, Folder, end_processes, lock, write
 from .waiting import STOP_TIMEOUT_SEC, last_words, tell_finished, wait_for_training
 
@@ -30,6 +31,12 @@ from .waiting import STOP_TIMEOUT_SEC, last_words, tell_finished, wait_for_train
 def plan(stack: Stack, folder: Folder, port: int | None, http_port: int | None) -> tuple[Wanted, list[Action]]:
     """What `deploy` would do, and what it is made of."""
     old = folder.read_deployment()
+    if old and old.source and Path(old.source).resolve() != stack.path.resolve():
+        raise UsageError(
+            f"a stack {stack.name} is deployed already, from {old.source}, and {stack.path} would change it",
+            f"swarmctl rm --local --stack {stack.name}   # to deploy this one in its place, from its checkpoints",
+            "name: another-name   # as the first line of this file, to have both",
+        )
     port = port or (old.port if old else 7100)
     http_port = http_port or (old.http_port if old else 7180)
     if port == http_port:
@@ -38,9 +45,10 @@ def plan(stack: Stack, folder: Folder, port: int | None, http_port: int | None) 
         raise StackError(f"{stack.path}: x-fdtc.data: there is no file {stack.data}")
     wanted = want(stack, folder, keep_scale(stack, old), port, http_port)
     workers, least = sum(wanted.deployment.replicas.values()), wanted.deployment.min_workers
-    if workers < least:
+    scaled_to_none = not workers and wanted.deployment.replicas != stack.replicas
+    if workers < least and not scaled_to_none:
         raise UsageError(
-            f"training.min_workers is {least}, but only {workers} workers are wished here: it would wait for ever",
+            f"training.min_workers is {least}, but the workers wished here are {workers}: it would wait for ever",
             f"# set x-fdtc.training.min_workers or classes.*.local_replicas in {stack.path}",
         )
     observed = observe(folder)
@@ -107,12 +115,16 @@ def scaled(deployment: Deployment, wishes: Mapping[str, int]) -> Deployment:
     Raises:
         UsageError: There is no such service, or it can't be scaled.
     """
-    for service in wishes:
+    for service, count in wishes.items():
         if service == COORDINATOR:
             raise UsageError("there is one coordinator, always; only workers can be scaled")
         if service not in deployment.workers:
             raise UsageError(
                 f"{deployment.stack} has no service {service!r}{did_you_mean(service, deployment.workers)}"
+            )
+        if count > MOST_LOCAL_REPLICAS:
+            raise UsageError(
+                f"{count} of {service} are too many for one machine: at most {MOST_LOCAL_REPLICAS}, as in a stack file"
             )
     return msgspec.structs.replace(deployment, replicas={**deployment.replicas, **wishes})
 
@@ -127,7 +139,7 @@ def remove(folder: Folder, story: Story, *, volumes: bool) -> None:
                 raise SwarmctlError(
                     f"the coordinator ended badly, so its last checkpoint may be missing; nothing is removed yet. "
                     f"{last_words(folder, COORDINATOR)}",
-                    f"swarmctl deploy --stack {folder.name} --local",
+                    to_deploy(folder),
                     f"swarmctl rm --local --stack {folder.name}   # to remove it as it is",
                 )
         for path in (folder.logs, folder.config, *((folder.checkpoints,) if volumes else ())):
@@ -158,10 +170,24 @@ def tell(folder: Folder, what: coordinator.Control, timeout: float) -> Mapping[s
     """
     observed = _deployed(folder)
     if observed.is_finished:
-        raise SwarmctlError(f"the run is finished: there is nothing to {what}", "swarmctl generate --local")
+        raise SwarmctlError(
+            f"the run is finished: there is nothing to {what}", f"swarmctl generate --stack {folder.name}"
+        )
     if observed.status is None:
         raise UnreachableError("the coordinator does not answer", f"swarmctl status --local --stack {folder.name}")
-    return coordinator.control(observed.deployment.http_port, what, timeout)
+    try:
+        return coordinator.control(observed.deployment.http_port, what, timeout)
+    except UnreachableError as error:
+        raise UnreachableError(str(error), f"swarmctl status --local --stack {folder.name}") from error
+    except SwarmctlError as error:
+        if "--checkpoint-dir" not in str(error):
+            raise type(error)(
+                str(error), f"swarmctl logs coordinator --local --stack {folder.name} --tail 20"
+            ) from error
+        raise SwarmctlError(
+            coordinator.without_remedy(str(error)),
+            f"free some space in {folder.path}, or use SWARMCTL_STATE for a folder elsewhere",
+        ) from error
 
 
 @contextmanager
@@ -190,9 +216,7 @@ def _unchanged(observed: Observed | None, actions: list[Action]) -> set[str]:
 def _deployed(folder: Folder) -> Observed:
     observed = observe(folder)
     if observed is None:
-        raise UnreachableError(
-            f"{folder.name} is not deployed on this machine", f"swarmctl deploy --stack {folder.name} --local"
-        )
+        raise UnreachableError(f"{folder.name} is not deployed on this machine", to_deploy(folder))
     return observed
 
 

@@ -1,13 +1,18 @@
-"""Whether ports of this machine are free, and who has them where not. May import: ``local.state``, ``errors``."""
+"""Whether ports of this machine are free, and who has them where not.
+
+May import: ``local.state``, ``local.remedies``, ``errors``.
+"""
 
 import socket
 from collections.abc import Collection
 from contextlib import suppress
+from itertools import chain
 
 import psutil
 
 from ..errors import SwarmctlError
 from .processes import HOST
+from .remedies import to_deploy
 from .state import Deployment
 
 
@@ -21,17 +26,20 @@ def check(wanted: Deployment, ours: Collection[int]) -> None:
     Raises:
         SwarmctlError: Another program has one.
     """
-    for option, port in (("--port", wanted.port), ("--http-port", wanted.http_port)):
+    chosen = [wanted.port, wanted.http_port]
+    taken = []
+    for i, port in enumerate(chosen):
         if is_free(port):
             continue
         owner = _owner(port)
         if owner and owner.pid in ours:
             continue
         who = f" by {owner.name()} (pid {owner.pid})" if owner else " by another program"
-        raise SwarmctlError(
-            f"port {port} of {HOST} is in use{who}",
-            f"swarmctl deploy --stack {wanted.stack} --local {option} {free_port(port + 1)}",
-        )
+        taken.append(f"port {port} of {HOST} is in use{who}")
+        chosen[i] = free_port(port + 1, other_than=chosen[1 - i])
+    if taken:
+        options = ("--port", str(chosen[0]), "--http-port", str(chosen[1]))
+        raise SwarmctlError("; ".join(taken), to_deploy(wanted, *options))
 
 
 def is_free(port: int) -> bool:
@@ -45,9 +53,10 @@ def is_free(port: int) -> bool:
         return True
 
 
-def free_port(first: int) -> int:
-    """The first port from `first` on that a server can listen on."""
-    return next(port for port in range(first, 65536) if is_free(port))
+def free_port(first: int, other_than: int | None = None) -> int:
+    """The first port from `first` on (and then from 1024 on) that a server can listen on."""
+    candidates = chain(range(first, 65536), range(1024, first))
+    return next(port for port in candidates if port != other_than and is_free(port))
 
 
 def _owner(port: int) -> psutil.Process | None:

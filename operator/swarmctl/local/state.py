@@ -136,7 +136,13 @@ class Folder:
     def make(self) -> None:
         """Make the folder and those in it; only the user may look in."""
         for folder in (self.path, self.logs, self.config, self.checkpoints):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise SwarmctlError(
+                    f"can't make the folder {folder} for swarmctl's state: {error.strerror}",
+                    "export SWARMCTL_STATE=A-FOLDER-OF-YOURS",
+                ) from error
 
 
 def state_root(environment: Mapping[str, str]) -> Path:

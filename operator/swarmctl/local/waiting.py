@@ -1,6 +1,6 @@
 """Waits until a local stack trains, and tells the story of how it comes up.
 
-May import: ``local.observe``, ``local.client``, ``console``, ``logs``, ``errors``.
+May import: ``local.observe``, ``local.client``, ``local.remedies``, ``console``, ``logs``, ``errors``.
 """
 
 import time
@@ -14,6 +14,7 @@ from . import checkpoints
 from .client import ask
 from .observe import Observed, how_it_ended, observe
 from .processes import HOST
+from .remedies import to_deploy
 from .state import COORDINATOR, Folder
 
 POLL_INTERVAL_SEC = 0.2
@@ -118,7 +119,7 @@ class _Watch:
         if status is None or self.missing:
             return False
         paused = coordinator.run_state(status) == "paused"
-        return paused or not self.observed.deployment.replicas or int(status.get("version") or 0) >= 1
+        return paused or not sum(self.observed.deployment.replicas.values()) or int(status.get("version") or 0) >= 1
 
     def missing_in_words(self) -> str:
         """Who is missing, and what is known of each."""
@@ -144,7 +145,7 @@ class _Watch:
                 f"swarmctl logs coordinator --local --stack {self.folder.name}",
             )
         if not self.observed.supervised and not self.observed.is_finished:
-            again = f"swarmctl deploy --stack {self.folder.name} --local"
+            again = to_deploy(self.folder)
             raise SwarmctlError("the supervisor is gone", f"cat {self.folder.log('supervisor')}", again)
         at_first = self.restarts_at_first or {}
         crashing = [
@@ -168,7 +169,7 @@ def last_words(folder: Folder, process: str) -> str:
 def _still_deployed(folder: Folder) -> Observed:
     observed = observe(folder)
     if observed is None:
-        raise SwarmctlError(f"{folder.name} was removed meanwhile", f"swarmctl deploy --stack {folder.name} --local")
+        raise SwarmctlError(f"{folder.name} was removed meanwhile", to_deploy(folder))
     return observed
 
 
@@ -181,6 +182,8 @@ def _tell_training(observed: Observed, story: Story) -> None:
             story.warn(f"{name} has been restarted {times(process.restarts)}; last it {how_it_ended(process)}")
     if coordinator.run_state(status) == "paused":
         story.warn(f"it is paused at {at}")
+    elif not sum(observed.deployment.replicas.values()):
+        story.warn(f"it waits at {at}: no worker is wished")
     else:
         story.done(f"it trains: {at}")
 
