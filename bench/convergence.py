@@ -1,6 +1,6 @@
 """Do three unequal workers learn as much from the same number of tokens as one process alone?
 
-    python -m bench.convergence [--tokens 600000] [--only none topk]
+    python -m bench.convergence [--tokens 1000000] [--only none topk]
 
 One process trains rwkv-tiny by itself, batch 8, no network. Then a coordinator and three workers (batches 2, 4 and 8,
 each one thread) do the same as real processes, once for each compression. Model, data, Adam, clipping and schedule are
@@ -58,7 +58,7 @@ class Result(NamedTuple):
 def main() -> None:
     """Run what was asked for and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=600_000, help="for every run (default %(default)s)")
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="for every run (default %(default)s)")
     parser.add_argument("--only", nargs="+", choices=COMPRESSIONS, default=COMPRESSIONS)
     options = parser.parse_args()
     results = [train_alone(options.tokens)]
