@@ -4,13 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-import structlog
-
 from . import commands, models
 from .config import CoordinatorConfig
 from .coordinator import Coordinator
-
-log = structlog.get_logger()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import fdtc
 from fdtc import Compression, ErrorCode, RemoteProtocolError
 
-from . import hardware, master
+from . import hardware, master, optim
 from .compression import Compressor
 from .config import WorkerConfig
 from .errors import ConfigError, DataError, ModelError, RefusedError, UnreachableError
@@ -335,6 +335,7 @@ class Worker:
         self.config = config or WorkerConfig()
         self.model = model
         self.specs = master.specs_of(model.parameters)
+        self._layout = optim.Layout.from_shapes({spec.name: spec.shape for spec in self.specs})
         self.machine = hardware.detect(self.config.hardware)
         self.worker_id = _worker_id(worker_id)
         self._make_source = _factory(data)
@@ -520,11 +521,8 @@ class Worker:
             session.send(fdtc.Error(ErrorCode.MODEL_MISMATCH, f"worker {self.worker_id} has another model"))
             raise ModelError(f"{text}. Give both sides the same --model.")
         self._weights = weights
-        start = 0
-        for spec in self.specs:
-            target = self.model.parameters[spec.name]
-            np.copyto(target, weights[start : start + spec.numel].reshape(spec.shape), casting="same_kind")
-            start += spec.numel
+        for name, view in self._layout.views(weights).items():
+            np.copyto(self.model.parameters[name], view, casting="same_kind")
 
     def _accumulate(self, session: Session) -> int:
         """Compute the mean gradient of a few mini-batches; return the samples in it, 0 if there is nothing to push."""
@@ -568,17 +566,15 @@ class Worker:
 
     def _add(self, gradients: Mapping[str, NDArray[np.floating]], samples: int, *, first: bool) -> None:
         if self._gradient is None:
-            self._gradient = np.empty(sum(spec.numel for spec in self.specs), np.float32)
-        start = 0
-        for spec in self.specs:
-            part = self._gradient[start : start + spec.numel]
-            start += spec.numel
+            self._gradient = np.empty(self._layout.size, np.float32)
+        for name, view in self._layout.views(self._gradient).items():
+            part = view.reshape(-1)
             try:
-                gradient = gradients[spec.name].reshape(-1)
+                gradient = gradients[name].reshape(-1)
             except KeyError:
-                raise ModelError(f"loss_and_gradients returned no gradient for {spec.name!r}.") from None
-            if gradient.size != spec.numel:
-                raise ModelError(f"the gradient of {spec.name!r} has {gradient.size} entries, not {spec.numel}.")
+                raise ModelError(f"loss_and_gradients returned no gradient for {name!r}.") from None
+            if gradient.size != part.size:
+                raise ModelError(f"the gradient of {name!r} has {gradient.size} entries, not {part.size}.")
             if first:
                 np.multiply(gradient, samples, out=part, casting="same_kind")
             else:
