@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from . import choose, coordinator, generate, logs, stack
-from .console import Story, output
+from . import choose, coordinator, fleet_cli, generate, logs, stack
+from .console import Story, output, print_json
 from .errors import Exit, InterruptedByUserError, SwarmctlError, UnreachableError, UsageError
 from .local import checkpoints, engine, processes, status
 from .local.observe import Observed, observe
@@ -141,7 +141,7 @@ def status_command(
     observed = _observed(folder)
     facts = status.report(observed)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         output().print(status.render(facts))
     if observed.status is None and not observed.is_finished:
@@ -220,7 +220,7 @@ def config(stack_name: StackNeeded, local: Local = False, as_json: AsJson = Fals
     """Check a stack and print it (--local: the files and commands)."""
     found = stack.load(stack_name)
     if as_json:
-        _print_json(found.as_data())
+        print_json(found.as_data())
     elif not local:
         print(stack.render(found), end="")
     else:
@@ -284,6 +284,9 @@ def demo_command(
         demo.run(minutes=minutes, steps=steps, state=state)
 
 
+fleet_cli.register(app)
+
+
 # Helpers -------------------------------------------------------------------------------------------------------
 
 
@@ -319,7 +322,7 @@ def _conclude(observed: Observed, as_json: bool) -> None:
     else:
         Story().next(f"swarmctl status {at} --watch", f"swarmctl logs coordinator {at} -f")
     if as_json:
-        _print_json(status.report(observed))
+        print_json(status.report(observed))
 
 
 def _observed(folder: Folder) -> Observed:
@@ -406,7 +409,7 @@ def _print_plan(actions: list[processes.Action], as_json: bool, emptied: Folder 
     deleted = f"{count} checkpoint{'' if count == 1 else 's'} in {emptied.checkpoints}" if emptied and count else ""
     if as_json:
         steps = [{"action": a.kind, "process": a.process, "why": a.why} for a in actions]
-        _print_json(steps + ([{"action": "delete", "process": deleted, "why": "--volumes"}] if deleted else []))
+        print_json(steps + ([{"action": "delete", "process": deleted, "why": "--volumes"}] if deleted else []))
         return
     signs = {"start": "[green]+[/]", "restart": "[yellow]~[/]", "stop": "[red]-[/]"}
     console = output()
@@ -417,10 +420,6 @@ def _print_plan(actions: list[processes.Action], as_json: bool, emptied: Folder 
         console.print(f"[red]-[/] delete {escape(deleted)}", soft_wrap=True)
     if not actions and not deleted:
         console.print("nothing to change")
-
-
-def _print_json(facts: Any) -> None:
-    print(json.dumps(facts, indent=1))
 
 
 def _print_error(error: SwarmctlError) -> None:

@@ -4,6 +4,7 @@ Results go to standard output; the story of what is being done and all errors go
 can be piped on.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,21 @@ class Story:
         """Something that the user should know."""
         self.console.print(f"  [yellow]![/] {escape(text)}")
 
+    def failed(self, text: str, *remedy: str) -> None:
+        """One thing could not be done, and what to do about it."""
+        self.console.print(f"  [red]✗[/] {escape(text)}", soft_wrap=True)
+        self.remedy(*remedy)
+
+    def remedy(self, *lines: str) -> None:
+        """What to type or do about what was just told."""
+        for line in lines:
+            self.console.print(f"      [bold cyan]{escape(line)}[/]", soft_wrap=True)
+
+    def change(self, sign: str, text: str) -> None:
+        """Something that is to be made (+), changed (~) or removed (-)."""
+        color = {"+": "green", "~": "yellow", "-": "red"}[sign]
+        self.console.print(f"  [{color}]{sign}[/] {escape(text)}", soft_wrap=True)
+
     def next(self, *commands: str) -> None:
         """What to type next."""
         for i, command in enumerate(commands):
@@ -57,6 +73,11 @@ class Story:
         """Show on a terminal what is waited for; call what is yielded when that changes."""
         with self.console.status(escape(text), spinner="dots") as status:
             yield lambda now: status.update(escape(now))
+
+
+def print_json(facts: object) -> None:
+    """Print facts for programs."""
+    print(json.dumps(facts, indent=1))
 
 
 def number(value: float | None, unit: str = "") -> str:

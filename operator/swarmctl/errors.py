@@ -48,6 +48,12 @@ class StackError(SwarmctlError):
     code = Exit.USAGE
 
 
+class FleetError(SwarmctlError):
+    """An inventory file is wrong; the message has one line for each problem."""
+
+    code = Exit.USAGE
+
+
 class WaitTimeoutError(SwarmctlError):
     """A deadline passed; what was started goes on."""
 

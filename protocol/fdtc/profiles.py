@@ -8,6 +8,7 @@ a container's memory limit as the memory, and lets a user's own label win.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from fdtc.constants import LAST_V1_PROFILE, Profile
 
@@ -59,7 +60,8 @@ class Facts:
         compatible: devicetree compatible strings.
         chassis_type: DMI chassis_type (SMBIOS specification, table 17).
         has_battery: a battery that drives the machine itself, not a mouse.
-        virtual: a virtual machine, whose DMI describes the hypervisor's invention.
+        virtual: a virtual machine, whose DMI describes the hypervisor's invention, or a machine that is a
+            container, whose DMI describes its host.
         memory_mb: MiB that the process may use: the container's limit when it has one.
     """
 
@@ -71,13 +73,24 @@ class Facts:
     memory_mb: int = 0
 
 
+Basis = Literal["model", "form", "memory"]
+
+
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """A profile, its class, and why, one sentence per step of the decision."""
+    """What a machine was taken for.
+
+    Attributes:
+        profile: the wire profile.
+        hardware_class: one of `HARDWARE_CLASSES`.
+        reasons: why, one sentence per step of the decision.
+        basis: what the class rests on: the machine's own name, its form (battery, chassis), or its memory alone.
+    """
 
     profile: Profile
     hardware_class: str
     reasons: tuple[str, ...]
+    basis: Basis
 
 
 # Longest match first: "Raspberry Pi 5" is the beginning of "Raspberry Pi 500". All in lower case.
@@ -128,22 +141,22 @@ def classify(facts: Facts) -> Classification:
     """Profile and class of a machine. Never fails: a machine of which nothing is known is UNKNOWN."""
     if (pi := _pi(facts)) is not None:
         generation, evidence = pi
-        return _decide(_pi_tier(generation, facts.memory_mb), facts, evidence)
+        return _decide(_pi_tier(generation, facts.memory_mb), facts, evidence, "model")
     if facts.virtual:
-        return _by_memory(facts, "a virtual machine: battery and chassis are not its own")
+        return _by_memory(facts, "a virtual machine or a container: battery and chassis are not its own")
     if facts.has_battery:
-        return _decide(_laptop_tier(facts.memory_mb), facts, "has a battery: a laptop")
+        return _decide(_laptop_tier(facts.memory_mb), facts, "has a battery: a laptop", "form")
     hardware_class = _CHASSIS_CLASSES.get(facts.chassis_type) if facts.chassis_type is not None else None
     evidence = f"chassis type {facts.chassis_type}: {hardware_class}"
     match hardware_class:
         case "laptop":
-            return _decide(_laptop_tier(facts.memory_mb), facts, evidence)
+            return _decide(_laptop_tier(facts.memory_mb), facts, evidence, "form")
         case "desktop":
-            return _decide(_desktop_tier(facts.memory_mb), facts, evidence)
+            return _decide(_desktop_tier(facts.memory_mb), facts, evidence, "form")
         case "server":
-            return _decide(Profile.SERVER, facts, evidence)
+            return _decide(Profile.SERVER, facts, evidence, "form")
         case _:
-            return _by_memory(facts, "no model, battery or chassis that tells")
+            return _by_memory(facts, _silent(facts))
 
 
 def nearest_v1(profile: Profile) -> Profile:
@@ -189,6 +202,12 @@ def _desktop_tier(memory_mb: int) -> Profile:
     return Profile.WORKSTATION if memory_mb <= 64 * GIB else Profile.SERVER
 
 
+def _silent(facts: Facts) -> str:
+    seen = [repr(facts.model)] if facts.model else []
+    seen += [f"chassis type {facts.chassis_type}"] if facts.chassis_type is not None else []
+    return f"{' and '.join(seen)}: no class follows from it" if seen else "no model, battery or chassis that tells"
+
+
 def _by_memory(facts: Facts, evidence: str) -> Classification:
     memory_mb = facts.memory_mb
     if memory_mb <= 0:
@@ -203,10 +222,10 @@ def _by_memory(facts: Facts, evidence: str) -> Classification:
         profile = _laptop_tier(memory_mb)
     else:
         profile = _desktop_tier(memory_mb)  # its upper tiers are those of memory alone, too
-    return _decide(profile, facts, evidence)
+    return _decide(profile, facts, evidence, "memory")
 
 
-def _decide(profile: Profile, facts: Facts, evidence: str) -> Classification:
+def _decide(profile: Profile, facts: Facts, evidence: str, basis: Basis) -> Classification:
     memory = f"{facts.memory_mb / GIB:.1f} GiB of memory" if facts.memory_mb > 0 else "memory not known"
     hardware_class = PROFILES[profile].hardware_class
-    return Classification(profile, hardware_class, (evidence, f"{memory}: {profile.name}"))
+    return Classification(profile, hardware_class, (evidence, f"{memory}: {profile.name}"), basis)

@@ -1,0 +1,1 @@
+"""The machines: from bare hosts with SSH and Docker to a labelled swarm."""

@@ -1,0 +1,137 @@
+"""`swarmctl doctor`: looks at everything, judges, tells, and mends what is safe to mend.
+
+May import: ``apply``, ``checks``, ``doctor``, ``label``, ``machines``, ``plan``, ``where``, and the plain data.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from ..console import Story, output
+from ..errors import SwarmctlError, UnreachableError
+from . import doctor as tests
+from . import init, label
+from .actions import Action, RemoveNode, UpdateSwarm
+from .apply import apply
+from .checks import findings
+from .commands import Outcome, tell_actions
+from .facts import Finding
+from .inventory import Host
+from .machines import Machine, ends, examine, look, node_of_machine, observed
+from .observation import Observation
+from .plan import remove_ghosts
+from .swarm import Node
+from .where import Manager, Settings, host_of, manager
+
+
+class UnhealthyError(SwarmctlError):
+    """Something is wrong."""
+
+
+def doctor(
+    hosts: Sequence[Host], settings: Settings, story: Story, *, all_pairs: bool, fix: bool, dry_run: bool
+) -> Outcome:
+    """Examine hosts, or all nodes and hosts known, and tell what is wrong.
+
+    Args:
+        hosts: Only these; none: every node, and every host of the fleet file.
+        settings: How to reach them.
+        story: Where to tell.
+        all_pairs: Test every machine with every other, not only with the managers.
+        fix: Mend what can be mended without risk.
+        dry_run: Only tell what would be mended.
+    """
+    with ExitStack() as stack:
+        found = _manager_if_any(settings, story, stack)
+        if found is None and not hosts and not settings.inventory.hosts:
+            raise UnreachableError(
+                "there is no swarm that answers, and no machine was named",
+                "swarmctl doctor HOST …",
+                "swarmctl nodes --manager HOST   # tells why the swarm does not answer",
+            )
+        observation, machines = _observe(hosts, found, settings, story, all_pairs=all_pairs)
+        told = findings(observation)
+        actions: list[Action] = []
+        if fix and found is not None:
+            actions = _mending(told, machines, found)
+            tell_actions(story, actions)
+            if actions and not dry_run:
+                apply(actions, found.engine)
+                story.done("mended")
+                mended = {finding for finding in told if finding.fix}
+                told = tuple(finding for finding in told if finding not in mended)
+    output().print(tests.render(told))
+    return _outcome(told, len(machines), fix=fix)
+
+
+def _outcome(told: Sequence[Finding], count: int, *, fix: bool) -> Outcome:
+    errors = sum(finding.severity == "error" for finding in told)
+    mendable = [finding for finding in told if finding.fix]
+    problem = None
+    if told:
+        what = f"{errors} error{'' if errors == 1 else 's'} and {len(told) - errors} warnings on {count} machines"
+        problem = UnhealthyError(
+            what, *(["swarmctl doctor --fix   # mends some of it"] if mendable and not fix else [])
+        )
+    return Outcome([tests.as_json(told)], problem if errors else None)
+
+
+def _manager_if_any(settings: Settings, story: Story, stack: ExitStack) -> Manager | None:
+    """Machines can be examined without a swarm, too, and a swarm that is ill is the very reason to look."""
+    try:
+        return stack.enter_context(manager(settings))
+    except SwarmctlError as error:
+        if settings.manager:
+            raise
+        story.warn(f"without the swarm's own word: {str(error).partition(chr(10))[0]}")
+        return None
+
+
+def _observe(
+    hosts: Sequence[Host], found: Manager | None, settings: Settings, story: Story, *, all_pairs: bool
+) -> tuple[Observation, list[Machine]]:
+    with story.waiting("looks at the machines") as show:
+        machines = _machines(hosts, found, settings)
+        show("tests what gets from one machine to another")
+        pairs = tests.pairs(ends(machines, found.swarm if found else None), settings.ssh, all_pairs=all_pairs)
+    observation = Observation(
+        swarm=found.swarm if found else None,
+        machines=tuple(observed(machine) for machine in machines),
+        pairs=tuple(pairs),
+        now=time.time(),
+        ca_pem=found.swarm.ca_pem if found else "",
+        overlay_mtu=found.swarm.overlay_mtu if found else 1500,
+    )
+    return observation, machines
+
+
+def _machines(hosts: Sequence[Host], found: Manager | None, settings: Settings) -> list[Machine]:
+    if found is None:
+        return examine(list(hosts) or list(settings.inventory.hosts), settings, None)
+    if hosts:
+        return examine(hosts, settings, None, node_of=lambda _, probe: node_of_machine(probe, found.swarm))
+    machines = look(found, settings, found.swarm.nodes)
+    taken = {host_of(node, settings).name for node in found.swarm.nodes}
+    others = [host for host in settings.inventory.hosts if host.name not in taken]
+    return machines + examine(others, settings, None)
+
+
+def _mending(told: Sequence[Finding], machines: Sequence[Machine], found: Manager) -> list[Action]:
+    """The actions behind the findings that can be mended; each is safe to do twice."""
+    fixes = {finding.fix for finding in told if finding.fix}
+    actions: list[Action] = []
+    if "remove-node" in fixes:
+        subjects = {finding.subject for finding in told if finding.fix == "remove-node"}
+        actions += [
+            action
+            for action in remove_ghosts(found.swarm)
+            if isinstance(action, RemoveNode) and action.node_id in subjects
+        ]
+    if "label" in fixes:
+        subjects = {finding.subject for finding in told if finding.fix == "label"}
+        nodes: list[Node] = [node for node in found.swarm.nodes if node.id in subjects]
+        chosen = [machine for machine in machines if machine.node in nodes]
+        actions += [action for decided in label.decide(chosen, found.swarm) for action in decided.actions]
+    if "heartbeat" in fixes or "certificate" in fixes:
+        actions += [action for action in init.plan_existing(found.swarm, "") if isinstance(action, UpdateSwarm)]
+    return actions

@@ -1,0 +1,256 @@
+"""The one module that talks to a Docker engine: raw specs in and out, errors in our words.
+
+Its functions are thin over docker-py's low-level client, whose own models merge specs shallowly and drop fields.
+May import: ``errors``, ``ssh``.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException
+
+from ..errors import SwarmctlError, UnreachableError, WaitTimeoutError
+from .ssh import Connection
+
+Raw = dict[str, Any]
+# Joining answers after 20 s at the latest and goes on in the background; everything else is quick.
+_ANSWER_SEC = 40
+_UPDATE_ATTEMPTS = 6
+_POLL_SEC = 0.2
+
+
+class EngineError(SwarmctlError):
+    """The engine refused; the message has its own words.
+
+    Attributes:
+        status: HTTP status of the engine's answer.
+    """
+
+    def __init__(self, message: str, *next_steps: str, status: int = 0) -> None:
+        """Take the message, what to do, and the engine's status."""
+        super().__init__(message, *next_steps)
+        self.status = status
+
+
+class OutOfSequenceError(EngineError):
+    """Somebody else changed the same thing in between."""
+
+
+class Engine:
+    """A Docker engine, asked over one connection."""
+
+    def __init__(self, client: Any, host: str, problem: Callable[[], str] = str) -> None:
+        """Speak to an engine.
+
+        Args:
+            client: docker-py's low-level client, whose types nobody keeps.
+            host: Name of its machine, for messages.
+            problem: Tells what the way to the engine said when it broke.
+        """
+        self.host = host
+        self._client = client
+        self._problem = problem
+
+    def info(self) -> Raw:
+        """What ``docker info`` prints."""
+        return self._raw("describe itself", self._client.info)
+
+    def swarm(self) -> Raw:
+        """The cluster with its join tokens; managers only."""
+        return self._raw("describe its swarm", self._client.inspect_swarm)
+
+    def nodes(self) -> list[Raw]:
+        """All nodes."""
+        return self._list("list its nodes", self._client.nodes)
+
+    def tasks(self, filters: Mapping[str, Any] | None = None) -> list[Raw]:
+        """Tasks that the filters let through."""
+        return self._list("list tasks", lambda: self._client.tasks(filters=dict(filters or {})))
+
+    def services(self) -> list[Raw]:
+        """All services."""
+        return self._list("list services", self._client.services)
+
+    def secrets(self) -> list[Raw]:
+        """All secrets, without what they hold."""
+        return self._list("list secrets", self._client.secrets)
+
+    def configs(self) -> list[Raw]:
+        """All configs."""
+        return self._list("list configs", self._client.configs)
+
+    def overlay_networks(self) -> list[Raw]:
+        """All networks that span nodes."""
+        return self._list("list networks", lambda: self._client.networks(filters={"driver": "overlay"}))
+
+    def init_swarm(self, *, advertise: str, pool: str, subnet_size: int, spec: Raw) -> str:
+        """Make a swarm; returns the id of the engine's node."""
+        made: str = self._ask(
+            "make a swarm",
+            lambda: self._client.init_swarm(
+                advertise_addr=advertise,
+                listen_addr="0.0.0.0:2377",  # managers and workers reach it on any of its networks
+                default_addr_pool=[pool],
+                subnet_size=subnet_size,
+                swarm_spec=spec,
+            ),
+        )
+        return made
+
+    def update_swarm(self, change: Callable[[Raw], Raw]) -> None:
+        """Change the swarm's spec: `change` gets the whole present one and returns the whole new one."""
+
+        def once() -> None:
+            found = self._client.inspect_swarm()
+            self._client.update_swarm(version=found["Version"]["Index"], swarm_spec=change(found["Spec"]))
+
+        self._in_sequence("change the swarm's settings", once)
+
+    def update_node(self, node_id: str, change: Callable[[Raw], Raw]) -> None:
+        """Change a node's spec: `change` gets the whole present one and returns the whole new one."""
+
+        def once() -> None:
+            found = self._client.inspect_node(node_id)
+            self._client.update_node(node_id, found["Version"]["Index"], change(found["Spec"]))
+
+        self._in_sequence(f"change node {node_id}", once)
+
+    def remove_node(self, node_id: str) -> None:
+        """Forget a node that is down; one that is gone already is fine."""
+        try:
+            self._ask(f"remove node {node_id}", lambda: self._client.remove_node(node_id))
+        except EngineError as error:
+            if error.status != requests.codes.not_found:
+                raise
+
+    def join(self, *, managers: list[str], token: str, advertise: str) -> None:
+        """Have the engine join a swarm; it may still be at it in the background when this returns."""
+        try:
+            self._ask(
+                "join the swarm",
+                lambda: self._client.join_swarm(
+                    remote_addrs=managers,
+                    join_token=token,
+                    listen_addr="0.0.0.0:2377",  # as in init_swarm
+                    advertise_addr=advertise,
+                ),
+            )
+        except EngineError as error:
+            # "Timeout was reached before node joined. The attempt to join … will continue in the background."
+            if "will continue in the background" not in str(error):
+                raise
+
+    def leave(self, *, force: bool) -> None:
+        """Have the engine leave its swarm."""
+        self._ask("leave its swarm", lambda: self._client.leave_swarm(force=force))
+
+    def create_secret(self, name: str, data: bytes, labels: Mapping[str, str]) -> None:
+        """Store a secret."""
+        self._ask(f"store the secret {name}", lambda: self._client.create_secret(name, data, labels=dict(labels)))
+
+    def create_config(self, name: str, data: bytes, labels: Mapping[str, str]) -> None:
+        """Store a config."""
+        self._ask(f"store the config {name}", lambda: self._client.create_config(name, data, labels=dict(labels)))
+
+    def remove_secret(self, name: str) -> None:
+        """Remove a secret that no service uses."""
+        self._ask(f"remove the secret {name}", lambda: self._client.remove_secret(name))
+
+    def remove_config(self, name: str) -> None:
+        """Remove a config that no service uses."""
+        self._ask(f"remove the config {name}", lambda: self._client.remove_config(name))
+
+    def unlock_key(self) -> str:
+        """The key that managers need after a restart, where autolock is on."""
+        answer = self._ask("tell its unlock key", self._client.get_unlock_key)
+        return str(answer.get("UnlockKey", ""))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _in_sequence(self, what: str, once: Callable[[], None]) -> None:
+        """Read, change and write again while somebody else's write came between."""
+        for _ in range(_UPDATE_ATTEMPTS - 1):
+            with suppress(OutOfSequenceError):
+                self._ask(what, once)
+                return
+        self._ask(what, once)
+
+    def _raw(self, what: str, call: Callable[[], Any]) -> Raw:
+        answer: Raw = self._ask(what, call)
+        return answer
+
+    def _list(self, what: str, call: Callable[[], Any]) -> list[Raw]:
+        answer: list[Raw] = self._ask(what, call)
+        return answer
+
+    def _ask(self, what: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except APIError as error:
+            said = error.explanation or error
+            kind = OutOfSequenceError if "update out of sequence" in str(said) else EngineError
+            raise kind(
+                f"{self.host}: the Docker engine did not {what}: {said}", status=error.status_code or 0
+            ) from error
+        except (requests.RequestException, DockerException, OSError) as error:
+            raise self._broken(what, error) from error
+
+    def _broken(self, what: str, error: Exception) -> SwarmctlError:
+        said = self._problem() or str(error)
+        if isinstance(error, requests.Timeout):
+            return WaitTimeoutError(
+                f"{self.host}: the Docker engine did not {what} within {_ANSWER_SEC} s",
+                f"swarmctl doctor {self.host}",
+            )
+        return UnreachableError(
+            f"{self.host}: the Docker engine can't be asked to {what}: {said}", f"swarmctl doctor {self.host}"
+        )
+
+
+@contextmanager
+def engine_on(connection: Connection, *, sudo: bool = False) -> Iterator[Engine]:
+    """The engine of a machine, for as long as the block lasts.
+
+    Raises:
+        UnreachableError: It does not answer.
+    """
+    name = connection.host.name
+    with connection.docker(sudo) as way:
+        try:
+            client = docker.APIClient(base_url=str(way), version="auto", timeout=_ANSWER_SEC)
+        except (DockerException, requests.RequestException, OSError) as error:
+            said = getattr(way, "last_error", "") or _innermost(error)
+            raise UnreachableError(
+                f"{name}: its Docker engine does not answer: {said}", f"swarmctl doctor {name}"
+            ) from error
+        engine = Engine(client, name, lambda: str(getattr(way, "last_error", "")))
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+
+def wait_until(check: Callable[[], bool], *, deadline_sec: float, what: str) -> None:
+    """Ask again and again until `check` says yes.
+
+    Raises:
+        WaitTimeoutError: It did not within `deadline_sec`.
+    """
+    end = time.monotonic() + deadline_sec
+    while not check():
+        if time.monotonic() > end:
+            raise WaitTimeoutError(f"{what}: not within {deadline_sec:.0f} s")
+        time.sleep(_POLL_SEC)
+
+
+def _innermost(error: BaseException) -> str:
+    """What really happened, out of the layers that requests and docker-py put around it."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return str(error) or type(error).__name__

@@ -1,0 +1,248 @@
+"""Runs on the other machine: whether what it sends arrives, and whether what others send arrives here.
+
+``pairs.sh`` hands this text to the machine's own python3, so it imports the standard library only and keeps to
+Python 3.7. It ends by itself, writes no file, and leaves alone whatever listens already.
+
+UDP gives no answer by itself. Each datagram therefore carries who sent it to whom; who receives it says so in an
+answer and in its report. A port that has an owner, such as Docker's engine or the kernel's VXLAN, is watched through a
+raw socket: that is given a copy after the machine's firewall has let the datagram pass (a packet socket would see it
+before), and what the owner gets is nothing that it understands, so it drops it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import struct
+import sys
+import time
+
+_MAGIC = b"swarmctl-doctor"  # its first byte is no VXLAN header (flag 0x08 unset)
+_ROUND_SEC = 0.3
+_RETRY_REFUSED_SEC = 2.5  # the other machine may be slower to start, and listen only then
+_LINGER_SEC = 1.0
+_AT_ONCE_SEC = 0.9  # a "no route" within this was said by a firewall; the kernel itself asks for a neighbour longer
+
+
+class Edge:
+    """What is sent to one target, and what came of it; port -> word."""
+
+    def __init__(self, index: str, address: str, tcp: str, udp: str) -> None:
+        self.index, self.address = index, address
+        self.tcp = dict.fromkeys(_ports(tcp), "")
+        self.udp = dict.fromkeys(_ports(udp), "sent")
+
+
+class Pairs:
+    """The tests of one machine."""
+
+    def __init__(self, run: str, me: str, seconds: str, expected: str, listen: str, edges: str) -> None:
+        self.run, self.me = run.encode(), me.encode()
+        self.began = time.monotonic()
+        self.end = self.began + float(seconds)
+        self.expected = set(expected.split(","))
+        self.edges = [Edge(*line.split(" ")) for line in edges.splitlines()]
+        self.by_index = {edge.index.encode(): edge for edge in self.edges}
+        self.selector = selectors.DefaultSelector()
+        self.connecting: dict[socket.socket, tuple[Edge, int, float]] = {}
+        self.sees: dict[int, str] = {}
+        self.got: set[tuple[str, int]] = set()
+        self.heard_at = self.began
+        tcp, udp = (_ports(ports) for ports in listen.split(" "))
+        self.udp_ports = udp
+        for port in tcp:
+            self._listen(port)
+        self._watch(udp)
+        self.sender = _socket(socket.SOCK_DGRAM)
+        self.selector.register(self.sender, selectors.EVENT_READ, self._take_answer)
+
+    # Receiving -----------------------------------------------------------------------------------------------
+
+    def _listen(self, port: int) -> None:
+        """Accept connections where nobody does; who is there already answers for itself."""
+        server = _socket(socket.SOCK_STREAM)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("", port))
+            server.listen(128)
+        except OSError:
+            server.close()
+        else:
+            self.selector.register(server, selectors.EVENT_READ, _accept)
+
+    def _watch(self, ports: list[int]) -> None:
+        try:
+            raw = _socket(socket.SOCK_RAW, socket.IPPROTO_UDP)
+        except PermissionError:
+            for port in ports:
+                self._bind(port)
+            return
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self.selector.register(raw, selectors.EVENT_READ, self._take_raw)
+        self.sees = dict.fromkeys(ports, "yes")
+
+    def _bind(self, port: int) -> None:
+        """Without root only a port that nobody has can be watched."""
+        bound = _socket(socket.SOCK_DGRAM)
+        try:
+            bound.bind(("", port))
+        except OSError as error:
+            bound.close()
+            self.sees[port] = "no root" if error.errno == errno.EADDRINUSE else "no " + str(error.strerror)
+        else:
+            self.selector.register(bound, selectors.EVENT_READ, self._take_bound)
+            self.sees[port] = "yes"
+
+    def _take_raw(self, raw: socket.socket) -> None:
+        packet, (source, _) = raw.recvfrom(65535)
+        header = (packet[0] & 15) * 4
+        from_port, port = struct.unpack("!HH", packet[header : header + 4])
+        answer = self._take(packet[header + 8 :], port)
+        if answer:
+            # A zero checksum is none (RFC 768); the kernel adds the IP header.
+            self._send(raw, struct.pack("!HHHH", port, from_port, 8 + len(answer), 0) + answer, (source, 0))
+
+    def _take_bound(self, bound: socket.socket) -> None:
+        payload, sender = bound.recvfrom(65535)
+        answer = self._take(payload, bound.getsockname()[1])
+        if answer:
+            self._send(bound, answer, sender)
+
+    def _take(self, payload: bytes, port: int) -> bytes:
+        """Note a datagram that is for us; the answer to it."""
+        words = payload.split()
+        if len(words) != 5 or words[:2] != [_MAGIC, self.run] or words[3] != self.me or port not in self.udp_ports:
+            return b""
+        self.got.add((words[2].decode("ascii", "replace"), port))
+        self.heard_at = time.monotonic()
+        return b" ".join([_MAGIC, self.run, words[2], self.me, words[4], b"heard"])
+
+    # Sending -------------------------------------------------------------------------------------------------
+
+    def _take_answer(self, sender: socket.socket) -> None:
+        words = sender.recv(65535).split()
+        edge = self.by_index.get(words[3]) if len(words) == 6 and words[:3] == [_MAGIC, self.run, self.me] else None
+        if edge and words[4].isdigit() and int(words[4]) in edge.udp:
+            edge.udp[int(words[4])] = "heard"
+
+    def _send_round(self) -> None:
+        for edge in self.edges:
+            for port, state in edge.udp.items():
+                if state != "heard":
+                    words = [_MAGIC, self.run, self.me, edge.index.encode(), str(port).encode()]
+                    edge.udp[port] = self._send(self.sender, b" ".join(words), (edge.address, port)) or state
+            for port, state in edge.tcp.items():
+                if not state or (state == "refused" and time.monotonic() < self.began + _RETRY_REFUSED_SEC):
+                    self._connect(edge, port)
+
+    def _send(self, sender: socket.socket, payload: bytes, address: tuple[str, int]) -> str:
+        try:
+            sender.sendto(payload, address)
+        except BlockingIOError:
+            return ""  # the queue is full; there is another round
+        except OSError as error:
+            return "failed " + str(error.strerror)
+        return ""
+
+    def _connect(self, edge: Edge, port: int) -> None:
+        edge.tcp[port] = "connecting"
+        family = socket.AF_INET6 if ":" in edge.address else socket.AF_INET
+        client = _socket(socket.SOCK_STREAM, family=family)
+        self.connecting[client] = (edge, port, time.monotonic())
+        error = client.connect_ex((edge.address, port))
+        if error in {0, errno.EINPROGRESS}:
+            self.selector.register(client, selectors.EVENT_WRITE, self._connected)
+        else:
+            self._settle(client, error)
+
+    def _connected(self, client: socket.socket) -> None:
+        self.selector.unregister(client)
+        self._settle(client, client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _settle(self, client: socket.socket, error: int) -> None:
+        edge, port, began = self.connecting.pop(client)
+        client.close()
+        took = time.monotonic() - began
+        if not error:
+            word = "open"
+        elif error == errno.ECONNREFUSED:
+            word = "refused"
+        elif error == errno.ETIMEDOUT:
+            word = "silent"
+        elif error == errno.EHOSTUNREACH and took < _AT_ONCE_SEC:
+            word = "rejected"
+        elif error in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
+            word = "unreachable"
+        else:
+            word = "failed " + os.strerror(error)
+        edge.tcp[port] = word
+
+    # All together --------------------------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """Send and receive until all is known that can be, or the time is over."""
+        next_round = self.began
+        while time.monotonic() < self.end and not self._is_done():
+            if time.monotonic() >= next_round:
+                self._send_round()
+                next_round += _ROUND_SEC
+            wait = max(0.0, min(next_round, self.end) - time.monotonic())
+            for key, _ in self.selector.select(wait):
+                key.data(key.fileobj)
+
+    def _is_done(self) -> bool:
+        """Whether we have every answer and the others had time for theirs."""
+        now = time.monotonic()
+        open_ends = {"", "connecting"} | ({"refused"} if now < self.began + _RETRY_REFUSED_SEC else set())
+        if any(state in open_ends for edge in self.edges for state in edge.tcp.values()):
+            return False
+        if any(state != "heard" for edge in self.edges for state in edge.udp.values()):
+            return False
+        watched = [port for port in self.udp_ports if self.sees[port] == "yes"]
+        awaited = {(index, port) for index in self.expected if index for port in watched}
+        return awaited <= self.got and now >= self.heard_at + _LINGER_SEC
+
+    def report(self) -> None:
+        """Say what came of it, one line each; a line goes out whole, since others write to the same pipe."""
+        for port, how in self.sees.items():
+            _say("see", "-", port, how)
+        for edge in self.edges:
+            for port, word in edge.tcp.items():
+                _say("tcp", edge.index, port, "silent" if word == "connecting" else word)
+            for port, word in edge.udp.items():
+                _say("udp", edge.index, port, word)
+        for source, port in sorted(self.got):
+            _say("got", source, port, "-")
+
+
+def _accept(server: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the other side may be gone already
+        server.accept()[0].close()
+
+
+def _socket(kind: int, protocol: int = 0, family: int = socket.AF_INET) -> socket.socket:
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    return made
+
+
+def _ports(text: str) -> list[int]:
+    return [int(port) for port in text.split(",") if port != "-"]
+
+
+def _say(*words: object) -> None:
+    print("\t".join(str(word) for word in words), flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the tests that ``pairs.sh`` was asked for."""
+    pairs = Pairs(*arguments)
+    pairs.go()
+    pairs.report()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
