@@ -96,6 +96,8 @@ def by_words(answers: Mapping[str, str]) -> str:
     return f'case "$*" in\n{cases}*) exit 1 ;;\nesac\n'
 
 
+NO_PASSWORD = says("", 1, "sudo: a password is required")
+
 # --- the network ---
 
 
@@ -309,7 +311,7 @@ def system(
             "python3": "exit 1\n",
             "ping": "exit 1\n",
             "bash": "exit 1\n",
-            "sudo": says("", 1, "sudo: a password is required"),
+            "sudo": NO_PASSWORD,
         },
     )
 
@@ -651,6 +653,7 @@ def pcs() -> dict[str, Machine]:
     }
 
 
+REFUSED = "curl: (7) Failed to connect to d port 80 after 0 ms: Couldn't connect to server"
 DOWN = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
 PODMAN = json.dumps(
     {
@@ -672,13 +675,22 @@ def engines() -> dict[str, Machine]:
             commands={"docker": "exit 1\n", "sudo": says("", 1, "Sorry, user anna may not run sudo on pc-10.")},
             **DENIED,
         ),
-        "engine-sudo": PI_3B.but(commands=by_docker(engine(arch="arm64", memory_limit=False)), **DENIED),
+        "engine-sudo": PI_3B.but(**DENIED),
+        "engine-sudo-for-docker-only": PI_3B.but(
+            commands={
+                **by_docker(engine(arch="arm64", memory_limit=False)),
+                "sudo": by_words({"'-n docker '*": 'shift; exec "$@"', "*": NO_PASSWORD}),
+            },
+            **DENIED,
+        ),
         "engine-sudo-password": LAPTOP.but(commands=by_docker(engine()), **DENIED),
-        "engine-sudo-down": PI_3B.but(commands={"docker": says("null", 1, DOWN)}, **DENIED),
+        "engine-sudo-down": PI_3B.but(
+            commands={"curl": says("", 7, REFUSED), "docker": says("null", 1, DOWN)}, **DENIED
+        ),
         "engine-down": DESKTOP.but(commands={"dockerd": "exit 1\n", "docker": "exit 1\n"}, socket=""),
         "engine-refuses": DESKTOP.but(
             commands={
-                "curl": says("", 7, "curl: (7) Failed to connect to d port 80 after 0 ms: Couldn't connect to server"),
+                "curl": says("", 7, REFUSED),
                 "docker": says("null", 1, DOWN),
             }
         ),
@@ -728,8 +740,8 @@ def engines() -> dict[str, Machine]:
         "swarm-certificate-by-sudo": PI_3B.but(
             {CERTIFICATE: "for root only"},
             {
-                **by_docker(engine(arch="arm64", memory_limit=False, swarm=in_swarm("192.168.1.44"))),
-                "sudo": by_words({"'-n cat '*": says(certificate(-80, 10)), "'-n docker '*": 'shift; exec "$@"'}),
+                **by_curl(engine(arch="arm64", memory_limit=False, swarm=in_swarm("192.168.1.44"))),
+                "sudo": by_words({"'-n cat '*": says(certificate(-80, 10)), "*": 'shift; exec "$@"'}),
             },
             secret=CERTIFICATE,
             **DENIED,

@@ -44,6 +44,17 @@ def find_sshd() -> Binary:
     return Binary(unpacked, wrapper.parent)
 
 
+def find_docker() -> Path:
+    """A real docker command: this machine's, or the lab's."""
+    from tests.lab import packages
+
+    found = [Path(docker) for docker in [shutil.which("docker")] if docker]
+    found += [engine.root / "usr/bin/docker" for engine in packages.engines()]
+    if not found:
+        pytest.skip("there is no docker command here: apt install docker-cli")
+    return found[0]
+
+
 def generate_key(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
     """Make a key pair; returns the private half."""
     command = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)]
@@ -128,9 +139,7 @@ class Sshd:
         self.stop()
 
     def _lines(self) -> Sequence[str]:
-        # Its own options come first: sshd takes the first that it reads.
-        return (
-            *self._options,
+        ours = (
             f"Port {self.port}",
             f"ListenAddress {self.address}",
             f"HostKey {self.folder / 'host_key'}",
@@ -143,6 +152,8 @@ class Sshd:
             "MaxStartups 100",
             "LogLevel VERBOSE",
         )
+        given = {option.split()[0] for option in self._options} - {"HostKey"}
+        return (*self._options, *(line for line in ours if line.split()[0] not in given))
 
     def _as_root(self) -> Sequence[str]:
         """Root's sshd wants a user and a folder that only an installed package makes; it gets them for itself alone."""

@@ -283,7 +283,8 @@ def test_an_agent_that_is_gone_does_not_matter(
 
 def test_a_server_over_its_limit_is_tried_again(sshd: Start, settings: SshSettings) -> None:
     server = sshd("MaxStartups 1", "LoginGraceTime 2")
-    with socket.create_connection((server.address, server.port)):  # takes the only place, for two seconds
+    with socket.create_connection((server.address, server.port)) as other:
+        assert other.recv(100).startswith(b"SSH-")  # it has the only place now, for two seconds
         assert isinstance(failure(server.host(), settings, timeout=0.5), ConnectionLimitError)
         assert says_hello(server.host(), settings)
 

@@ -4,24 +4,26 @@ import argparse
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tests.lab import lab as labs
-from tests.lab import packages
 from tests.lab.lab import Lab, attach
 from tests.lab.packages import LabError
+from tests.lab.prepare import prepare as get_ready
 from tests.lab.spec import load
 
 
 def prepare(_: argparse.Namespace) -> None:
-    for engine in packages.prepare():
+    for engine in get_ready():
         print(f"Docker {engine.version} (Debian {engine.suite}) in {engine.root}")
 
 
 def up(asked: argparse.Namespace) -> None:
     spec = load(asked.file)
     if asked.engine:
-        spec = load({**vars(spec), "engine": asked.engine})
+        spec = replace(spec, engine=asked.engine)
+    get_ready()
     lab = Lab(spec, name=asked.name or asked.file.stem, keep=True).up()
     show(lab)
 

@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 
-from tests.lab import packages
 from tests.lab.lab import Lab
+from tests.lab.packages import Engine
+from tests.lab.prepare import prepare
 from tests.lab.spec import Spec
 
 MakeLab = Callable[[Spec | Path | Mapping[str, Any]], Lab]
 
 
 @pytest.fixture(scope="session")
-def lab_packages() -> list[packages.Engine]:
+def lab_packages() -> list[Engine]:
     """Engines that run here, newest first; gets them the first time."""
     if os.geteuid() != 0:
         pytest.skip("a lab of real Docker engines needs root: it makes network namespaces and mounts")
-    return packages.prepare()
+    return prepare()
 
 
 @pytest.fixture(scope="module")
-def make_lab(lab_packages: list[packages.Engine]) -> Iterator[MakeLab]:
+def make_lab(lab_packages: list[Engine]) -> Iterator[MakeLab]:
     """Makes labs that live until the module's tests are done."""
     with ExitStack() as labs:
         yield lambda spec: labs.enter_context(Lab(spec))

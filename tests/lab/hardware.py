@@ -170,17 +170,16 @@ def _cpuinfo(hardware: Hardware) -> str:
         cpu = {"BogoMIPS": "108.00", "Features": "fp asimd evtstrm crc32 cpuid", "CPU implementer": "0x41"}
         board = {"Revision": hardware.revision, "Serial": f"10000000{hardware.revision:0>8}", "Model": hardware.model}
     else:
-        flags = "fpu sse sse2 ssse3 fma sse4_1 sse4_2 avx avx2" + (" hypervisor" if hardware.virtual else "")
         cpu = {
             "vendor_id": "GenuineIntel",
             "model name": hardware.cpu,
             "cpu cores": str(hardware.cores),
-            "flags": flags,
+            "flags": "fpu sse sse2 ssse3 fma sse4_1 sse4_2 avx avx2" + (" hypervisor" if hardware.virtual else ""),
         }
         board = {}
     blocks = [{"processor": str(number), **cpu} for number in range(hardware.cores)]
     return "\n".join(
-        "".join(f"{name:<15}\t: {value}\n" for name, value in block.items()) for block in [*blocks, board] if block
+        "".join(f"{name}\t: {value}\n" for name, value in block.items()) for block in [*blocks, board] if block
     )
 
 

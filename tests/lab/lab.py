@@ -121,10 +121,8 @@ class Lab:
         """
         if os.geteuid() != 0:
             raise LabError("the lab needs root: it makes network namespaces and mounts")
-        if packages.missing():
-            packages.prepare()
-        for node in self.spec.nodes:
-            packages.engine(node.engine or self.spec.engine)
+        for wish in {self.spec.engine, *(node.engine for node in self.spec.nodes)} - {""}:
+            packages.require(wish)
         self._reserve()
         try:
             self._build()

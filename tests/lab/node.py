@@ -235,24 +235,29 @@ class LabNode:
         # The cable first: the kernel takes its time with a namespace's devices, and the next boot needs the port.
         run("ip", "-n", self.lab.namespace, "link", "delete", self.port)
         delete_namespace(self.namespace)
+        shutil.rmtree(self.run_folder)
 
-    def reboot(self, *, new_address: bool = True, keep_swarm: bool = False) -> None:
-        """Come back as the same machine (machine-id, host key, images).
+    def power_on(self, *, new_address: bool = False, keep_swarm: bool = True) -> None:
+        """Boot after `power_off` as the same machine: machine-id, host key, images.
 
         Args:
             new_address: As after a new DHCP lease. An address is never given to another node later.
             keep_swarm: Whether it remembers that it was in a swarm.
         """
-        self.power_off()
-        shutil.rmtree(self.run_folder)
         if not keep_swarm:
             for name in ("swarm", "containers", "network"):
-                shutil.rmtree(self.folder / "docker" / name, ignore_errors=True)
+                if (self.folder / "docker" / name).exists():
+                    shutil.rmtree(self.folder / "docker" / name)
         if new_address:
             self.address = self.lab.next_address()
         self.lab.record()
         self.boot()
         self.wait()
+
+    def reboot(self, *, new_address: bool = True, keep_swarm: bool = False) -> None:
+        """`power_off` and `power_on`: as a rule, at a new address and with its place in the swarm forgotten."""
+        self.power_off()
+        self.power_on(new_address=new_address, keep_swarm=keep_swarm)
 
     def start_engine(self) -> None:
         """Start the engine and wait until it answers."""

@@ -8,7 +8,8 @@ import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,14 +97,18 @@ def engine(wish: str = "newest") -> Engine:
     raise LabError(f"no Docker engine {wish} in {cache()} (there: {versions}): python -m tests.lab prepare")
 
 
-def missing() -> list[str]:
-    """What `prepare` would have to get; empty when the lab can be made."""
-    system = [package for package, program in SYSTEM.items() if not shutil.which(program)]
-    return system + _missing_tools() + ([] if engines() else ["docker.io"])
+def require(wish: str) -> None:
+    """Raises `LabError` where something that a lab needs has not been got yet."""
+    if lacking := [*_missing_system(), *_missing_tools()]:
+        raise LabError(f"not here: {', '.join(lacking)}: python -m tests.lab prepare")
+    engine(wish)
 
 
-def prepare() -> list[Engine]:
+def get(trial: Callable[[Engine], None]) -> list[Engine]:
     """Get everything that is missing and return the engines that run here, newest first.
+
+    Args:
+        trial: Raises `LabError` when an engine, once unpacked, turns out not to work. It is not tried again.
 
     Raises:
         LabError: Not root, no apt, or no engine runs.
@@ -115,26 +120,20 @@ def prepare() -> list[Engine]:
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time; the others then find everything there
-        _get_all()
+        if system := _missing_system():
+            _run("apt-get", "-q", "update")
+            _run("apt-get", "-q", "-y", "--no-install-recommends", "install", *system)
+        if _missing_tools():
+            _get_tools()
+        for suite in ENGINES:
+            _get_engine(suite, trial)
     if not engines():
         raise LabError("no Docker engine runs here")
     return engines()
 
 
-def _get_all() -> None:
-    system = [package for package, program in SYSTEM.items() if not shutil.which(program)]
-    if system:
-        _run("apt-get", "-q", "update")
-        _run("apt-get", "-q", "-y", "--no-install-recommends", "install", *system)
-    if _missing_tools():
-        _get_tools()
-    for suite, packages in ENGINES.items():
-        root = cache() / "engine" / suite
-        if not (root / "version").is_file():
-            try:
-                _get_engine(suite, packages, root)
-            except LabError as error:  # one suite that is not to be had leaves the others
-                print(f"lab: no engine from {suite}: {error}")
+def _missing_system() -> list[str]:
+    return [package for package, program in SYSTEM.items() if not shutil.which(program)]
 
 
 def _missing_tools() -> list[str]:
@@ -156,16 +155,41 @@ def _get_tools() -> None:
          "-o", f"Dir::Cache::archives={archives}", "install", *TOOLS)  # fmt: skip
     _run("apt-get", "-q", "download", "busybox-static", *options, folder=archives)
     _unpack(archives, tools())
+    sbin = tools() / "usr" / "sbin"
+    if (sbin / "xtables-nft-multi").exists():  # what update-alternatives would do
+        for name in (
+            "iptables",
+            "iptables-save",
+            "iptables-restore",
+            "ip6tables",
+            "ip6tables-save",
+            "ip6tables-restore",
+        ):
+            (sbin / name).unlink(missing_ok=True)
+            (sbin / name).symlink_to("xtables-nft-multi")
     if lacking := _missing_tools():
         raise LabError(f"the packages for {', '.join(lacking)} do not hold what the lab looks for")
 
 
-def _get_engine(suite: str, packages: Sequence[str], root: Path) -> None:
-    archives = cache() / "apt" / suite / "engine"
-    archives.mkdir(parents=True, exist_ok=True)
-    _run("apt-get", "-q", "download", *packages, *_apt(suite), folder=archives)
-    _unpack(archives, root)
-    (root / "version").write_text(_version(root))
+def _get_engine(suite: str, trial: Callable[[Engine], None]) -> None:
+    root = cache() / "engine" / suite
+    version, tried = root / "version", root / "tried"
+    if tried.is_file():
+        return
+    try:
+        if not version.is_file():
+            archives = cache() / "apt" / suite / "engine"
+            archives.mkdir(parents=True, exist_ok=True)
+            _run("apt-get", "-q", "download", *ENGINES[suite], *_apt(suite), folder=archives)
+            _unpack(archives, root)
+            version.write_text(_version(root))
+        trial(Engine(version.read_text(), suite, root))
+        tried.write_text("it works\n")
+    except LabError as error:  # one suite whose engine does not run here leaves the others
+        print(f"lab: no engine from Debian {suite}: {error}", file=sys.stderr)
+        version.unlink(missing_ok=True)
+        if root.exists():
+            tried.write_text(f"{error}\n")
 
 
 def _version(root: Path) -> str:

@@ -378,7 +378,8 @@ def label_auto(names: Sequence[str], settings: Settings, story: Story, *, dry_ru
             node for node in found.swarm.nodes if node.state != "down"
         ]
         machines = _look_with_progress(found, settings, chosen, story)
-        decided = labelling.decide(machines, found.swarm)
+        swarm = _without_the_past(machines, found, story)
+        decided = labelling.decide(machines, swarm)
         if not names:
             _tell_down(found, story)
         changed = [labelled for labelled in decided if labelled.actions]
@@ -396,6 +397,17 @@ def label_auto(names: Sequence[str], settings: Settings, story: Story, *, dry_ru
     elif changed and not dry_run:
         story.done(f"{_count(len(changed), 'node')} labelled")
     return _outcome(rows)
+
+
+def _without_the_past(machines: Sequence[Machine], found: Manager, story: Story) -> Swarm:
+    """The swarm once the managers have missed what machines that rejoined were before."""
+    is_now = {
+        machine.node.id: machine.probe.machine_id
+        for machine in machines
+        if machine.node and machine.probe and machine.probe.engine.node_id == machine.node.id
+    }
+    with story.waiting("waits for the managers to miss what machines were before they rejoined"):
+        return joining.after_the_past(is_now, found, found.swarm, is_now.keys())
 
 
 def _tell_down(found: Manager, story: Story) -> None:

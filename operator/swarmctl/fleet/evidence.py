@@ -111,11 +111,11 @@ def _engine(probe: Probe) -> Iterator[Finding]:
         case "denied":
             yield Finding("error", "docker-access", where, f"this user may not use Docker{said}", _JOIN_DOCKER_GROUP)
         case "sudo-password":
-            message = "this user may use Docker only through sudo with a password"
+            message = "this user may use Docker only through sudo with a password, if at all"
             yield Finding("warning", "docker-access", where, message, _JOIN_DOCKER_GROUP)
         case "direct" | "sudo" if engine.error:
-            steps = ("docker info   # must answer within seconds",)
-            yield Finding("warning", "engine", where, f"Docker's engine did not tell all{said}", steps)
+            message = f"Docker's engine did not tell all{said}"
+            yield Finding("warning", "engine", where, message, ("docker info   # must answer within seconds",))
     if engine.rootless:
         steps = ("dockerd-rootless-setuptool.sh uninstall", "sudo systemctl enable --now docker")
         yield Finding("error", "engine", where, "Docker runs rootless, and such an engine can't be in a swarm", steps)

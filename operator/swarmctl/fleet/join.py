@@ -5,11 +5,12 @@ May import: ``apply``, ``engine``, ``evidence``, ``everywhere``, ``machines``, `
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import SwarmctlError, UsageError
+from ..errors import SwarmctlError, UsageError, WaitTimeoutError
 from .apply import apply
 from .engine import Engine, EngineError, engine_on, wait_until
 from .everywhere import everywhere
@@ -302,7 +303,9 @@ def settle_all(
         return up.issuperset(joined.values())
 
     wait_until(all_there, deadline_sec=deadline_sec, what="the managers did not see every new node")
-    swarm = _after_the_past_has_passed(joined, identities, found, swarm)
+    swarm = after_the_past(
+        {node_id: identities.get(name, "") for name, node_id in joined.items()}, found, swarm, joined.values()
+    )
     findings = []
     for name, node_id in joined.items():
         node = swarm.node(node_id)
@@ -316,26 +319,33 @@ def settle_all(
     return findings
 
 
-def _after_the_past_has_passed(
-    joined: Mapping[str, str], identities: Mapping[str, str], found: Manager, swarm: Swarm
-) -> Swarm:
-    """Wait for the managers to miss what machines were before they restarted; they do so after three heartbeats."""
+def after_the_past(identities: Mapping[str, str], found: Manager, swarm: Swarm, alive: Collection[str] = ()) -> Swarm:
+    """Wait for the managers to miss what machines were before they restarted; they do so after three heartbeats.
+
+    Args:
+        identities: Machine ids, by the id of the node that each machine is now.
+        found: The manager to ask.
+        swarm: As it was seen last.
+        alive: Nodes known to be machines of their own.
+
+    Returns:
+        The swarm as it is then. A double that is still up is another machine.
+    """
     heartbeat = swarm.spec.get("Dispatcher", {})
     assert isinstance(heartbeat, dict)
     grace_sec = 3 * int(heartbeat.get("HeartbeatPeriod", 5e9)) / 1e9 + 5
     seen = swarm
 
-    def no_twin() -> bool:
+    def no_double() -> bool:
         nonlocal seen
-        if not any(twin_of(identities.get(name, ""), seen, node_id) for name, node_id in joined.items()):
+        doubles = (twin_of(identity, seen, node_id) for node_id, identity in identities.items())
+        if all(double is None or double.id in alive for double in doubles):
             return True
         seen = found.again()
         return False
 
-    try:
-        wait_until(no_twin, deadline_sec=grace_sec, what="")
-    except SwarmctlError:
-        return seen  # what is still up then is another machine; that is told
+    with suppress(WaitTimeoutError):
+        wait_until(no_double, deadline_sec=grace_sec, what="the managers did not miss a node")
     return seen
 
 

@@ -7,13 +7,18 @@ LC_ALL=C
 export LC_ALL
 
 # echoes ADDRESS BYTES [OPTION…]: whether an echo of so many bytes comes back. 28 of them are the IP and ICMP headers.
-# Twice, since a radio link loses one now and then.
+# Twice, since a radio link loses one now and then, unless it is said why.
 echoes() {
     address=$1 payload=$(($2 - 28))
     shift 2
-    for _ in 1 2; do ping -n -q -c 1 -W 1 "$@" -s "$payload" "$address" >/dev/null 2>&1 && return; done
+    for _ in 1 2; do
+        said=$(ping -n -c 1 -W 1 "$@" -s "$payload" "$address" 2>&1) && return
+        case $said in *'mtu'*) return 1 ;; esac
+    done
     return 1
 }
+
+pause() { sleep 0.5 2>/dev/null || sleep 1; }
 
 # The largest packet that arrives whole. The sizes are those of Ethernet, PPPoE, tunnels, VXLAN, WireGuard, IPv6's least.
 path_mtu() {
@@ -40,10 +45,19 @@ path_mtu() {
 
 # Without python3: connections by bash or nc; nobody then sees what arrives here by UDP.
 connect() {
+    # The other machine may be slower to start, and listen only then.
+    for _ in 1 2 3 4 5; do
+        connect_once "$2" "$3"
+        [ "$word" = refused ] || break
+        pause
+    done
+    printf 'tcp\t%s\t%s\t%s\n' "$1" "$3" "$word"
+}
+
+connect_once() {
     if command -v bash >/dev/null && command -v timeout >/dev/null; then
-        said=$(timeout 4 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$2" "$3" 2>&1)
-        status=$?
-        case $status,$said in
+        said=$(timeout 4 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>&1)
+        case $?,$said in
         0,*) word=open ;;
         124,*) word=silent ;;
         *refused*) word=refused ;;
@@ -52,7 +66,7 @@ connect() {
         esac
     elif command -v nc >/dev/null; then
         began=$(date +%s)
-        if nc -z -w 4 "$2" "$3" >/dev/null 2>&1 </dev/null; then
+        if nc -z -w 4 "$1" "$2" >/dev/null 2>&1 </dev/null; then
             word=open
         elif [ $(($(date +%s) - began)) -ge 3 ]; then
             word=silent
@@ -62,7 +76,6 @@ connect() {
     else
         word='no tool'
     fi
-    printf 'tcp\t%s\t%s\t%s\n' "$1" "$3" "$word"
 }
 
 send() {
@@ -77,7 +90,7 @@ send() {
             word='no tool'
             break
         fi
-        sleep 0.5 2>/dev/null || sleep 1
+        pause
     done
     printf 'udp\t%s\t%s\t%s\n' "$1" "$3" "$word"
 }

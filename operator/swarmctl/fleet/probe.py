@@ -414,7 +414,7 @@ def _engine(records: Records) -> tuple[EngineFacts, list[str]]:
         answer = _Answer()
     access: Access = next((known for known in get_args(Access) if known == _one(records, "access")), "")
     whole = answer.api_version and answer.docker_root_dir  # then what was said besides is no failure
-    error_text = "" if whole else answer.message or next((word for word in words if word != "null"), "")
+    error_text = "" if whole else answer.message or next((word for word in reversed(words) if word != "null"), "")
     if any("podman" in component.name.lower() for component in answer.components or ()):
         access, error_text = "absent", "what answers on Docker's socket is Podman, which has no swarm"
     certificate = "\n".join(records.get("certificate", ()))

@@ -178,8 +178,13 @@ vxlan() {
     fi
 }
 
-# docker_says [sudo -n]: adds to $said what the docker command says of the engine: the same two answers as the API's.
-docker_says() {
+# ask [sudo -n]: adds to $said what the engine answers to /version and /info, or what went wrong instead.
+ask() {
+    # Asking the API costs a tenth of what the docker command does.
+    has curl &&
+        said=$("$@" curl -q -sS -m 10 --noproxy '*' --unix-socket "$socket" http://d/version http://d/info 2>&1)
+    case $said in *'"ApiVersion"'*) return ;; esac
+    has docker || return
     limit=
     has timeout && limit='timeout 10'
     said=$said$newline$($limit "$@" docker -H "unix://$socket" version --format '{{json .Server}}' 2>&1)
@@ -211,22 +216,18 @@ ask_engine() {
             said='there is a docker command, but no dockerd'
         fi
     elif [ -w "$socket" ]; then
-        # Asking the API costs a Pi a tenth of what the docker command does.
-        has curl &&
-            said=$(curl -q -sS -m 10 --noproxy '*' --unix-socket "$socket" http://d/version http://d/info 2>&1)
-        case $said in *'"ApiVersion"'*) return ;; esac
-        has docker && docker_says
+        ask
         case $said in
         *'"ApiVersion"'*) ;;
         '') said='neither curl nor a docker command is there to ask it' ;;
         *) access=down ;;
         esac
     elif has sudo; then
-        docker_says sudo -n
+        ask sudo -n
         case $said in
         *'"ApiVersion"'*) access=sudo ;;
+        *'curl: ('* | *'Cannot connect to the Docker daemon'*) access=down ;;
         *password* | *authentication*) access=sudo-password ;;
-        *'Cannot connect to the Docker daemon'*) access=down ;;
         *) access=denied ;;
         esac
     else
