@@ -183,11 +183,17 @@ def doctor(
 ) -> None:
     """Look for everything that usually goes wrong, and say what mends it."""
     from .fleet import checkup
+    from .fleet import doctor as telling
 
     settings, story = _settings(fleet, manager, timeout, ask_sudo=ask_sudo), Story()
     hosts = _hosts(words, settings) if words else []
-    outcome = checkup.doctor(hosts, settings, story, all_pairs=all_pairs, fix=fix, dry_run=dry_run)
-    _conclude(outcome, as_json, story)
+    diagnosis = checkup.doctor(hosts, settings, story, all_pairs=all_pairs, fix=fix, dry_run=dry_run)
+    if as_json:
+        print_json(telling.as_json(diagnosis.findings))
+    else:
+        output().print(telling.render(diagnosis.findings))
+    if diagnosis.problem:
+        raise diagnosis.problem
 
 
 @fleet_app.command()

@@ -182,9 +182,7 @@ class Agent:
         asker = key.with_name("askpass")
         asker.write_text(f"#!/bin/sh\necho '{passphrase}'\n")
         asker.chmod(0o700)
-        subprocess.run(
-            ["ssh-add", "-q", str(key)], env=self._environment(asker), stdin=subprocess.DEVNULL, check=True
-        )
+        subprocess.run(["ssh-add", "-q", str(key)], env=self._environment(asker), stdin=subprocess.DEVNULL, check=True)
 
     def stop(self) -> None:
         """End it."""

@@ -181,6 +181,12 @@ def at_once(nodes: Mapping[str, Node], *, missing: Sequence[str] = ()) -> testin
     return run
 
 
+@pytest.fixture(autouse=True)
+def _less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a machine that was heard of: nothing is lost or late on this switch."""
+    monkeypatch.setattr(testing, "_PATIENCE_SEC", 1.5)
+
+
 @pytest.fixture
 def switch() -> Iterator[Switch]:
     made = Switch()
@@ -371,7 +377,8 @@ def test_a_port_that_nobody_has_is_refused_where_nobody_can_listen(three: Switch
 
 
 @needs_root
-def test_a_machine_that_is_not_there_has_no_route(three: Switch) -> None:
+def test_a_machine_that_is_not_there_has_no_route(three: Switch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "_PATIENCE_SEC", 5)  # the kernel asks for a neighbour for 3 s
     sh(f"ip -n {three.nodes['two'].space} link set eth0 down")
     found = results_of(three, missing=["two"])
     assert found("boss", "two", "tcp 7946").detail == NO_ROUTE
@@ -546,7 +553,7 @@ def test_a_home_needs_no_more_than_a_few_hundred_pairs() -> None:
 
 def test_over_ipv6_connections_are_tested_and_datagrams_said_not_to_be() -> None:
     two = [End(Host("a"), "fd00::1", manager=True), End(Host("b"), "fd00::2")]
-    assert b"'1 fd00::2 7946 -'" in script(0, two, [(0, 1), (1, 0)], {0, 1}, "token")
+    assert b"'1 fd00::2 7946 - yes'" in script(0, two, [(0, 1), (1, 0)], {0, 1}, "token")
     report = Report(tcp={(1, 7946): "open"})
     found = Results(testing.merge(two, [(0, 1)], [report, Report()]))
     assert found("a", "b", "tcp 7946").ok is True
@@ -556,7 +563,7 @@ def test_over_ipv6_connections_are_tested_and_datagrams_said_not_to_be() -> None
 
 def test_an_address_that_would_be_a_command_is_none() -> None:
     text = script(0, [End(Host("a"), "10.0.0.1"), End(Host("b"), "$(reboot)'; reboot; '")], [(0, 1)], {0, 1}, "token")
-    assert shlex.quote("1 $(reboot)'; reboot; ' 7946 7946,4789").encode() in text
+    assert shlex.quote("1 $(reboot)'; reboot; ' 7946 7946,4789 yes").encode() in text
 
 
 WHOLE = b"Welcome\n\x1b[0m\nswarmctl-pairs\tbegin\t1\ntcp\t1\t7946\topen\nmtu\t1\t-\t1500\nswarmctl-pairs\tend\nbye\n"

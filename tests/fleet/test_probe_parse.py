@@ -144,6 +144,10 @@ def test_a_clock_of_whole_seconds_has_half_a_second_more_doubt(stamp: str) -> No
     assert stamped(stamp, stamp) == (0.5, 2.5)
 
 
+def test_what_stands_behind_a_stamp_is_no_part_of_it() -> None:
+    assert stamped("1002.0:") == (0.0, 2.0)
+
+
 @pytest.mark.parametrize("stamp", ["", "now", "-5", "99999999999999"])
 def test_a_clock_that_says_no_time_is_not_known(stamp: str) -> None:
     assert stamped(stamp) == (None, 0.0)

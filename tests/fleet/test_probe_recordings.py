@@ -8,7 +8,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probed_machines import ANSWERED_AT, ASKED_AT, NOW, PROBES, Machine, machines, run
+from probed_machines import ANSWERED_AT, ASKED_AT, NOW, PROBES, Machine, machines, run, says
 
 from swarmctl.fleet.evidence import evidence, health
 from swarmctl.fleet.facts import Address, EngineFacts, Probe, Route
@@ -76,6 +76,20 @@ def test_the_script_writes_the_recording_under_busybox(name: str) -> None:
     prelude = "".join(f'{own}() {{{{ "{{bin}}/{own}" "$@"; }}}}\n' for own in OWN_COMMANDS)
     written = run(MACHINES[name], ("busybox", "sh"), prelude)
     assert written.decode("latin-1") == recording(name).decode("latin-1")
+
+
+@pytest.mark.parametrize("shell", [("dash",), ("bash", "--posix")], ids=" ".join)
+def test_a_command_s_words_are_taken_as_they_are(shell: tuple[str, ...]) -> None:
+    odd = "/*\n* $(echo run) `echo run` \\n %s '\"\n~\n  two  spaces"
+    written = run(MACHINES["desktop-4th-gen"].but(commands={"vcgencmd": says(odd)}), shell).decode()
+    assert [line.partition("\t")[2] for line in written.splitlines() if line.startswith("throttled\t")] == odd.split(
+        "\n"
+    )
+
+
+def test_commands_are_asked_to_speak_plain() -> None:
+    machine = MACHINES["desktop-4th-gen"].but(commands={"uname": 'echo "$LC_ALL"\n'})
+    assert parse(run(machine), asked_at=ASKED_AT, answered_at=ANSWERED_AT).kernel_arch == "C"
 
 
 # --- single facts ---

@@ -181,7 +181,9 @@ def test_names_are_matched_as_openssh_does(names: str, is_known: bool, settings:
 
 
 def test_lines_that_are_none_are_passed_over(settings: SshSettings) -> None:
-    settings.known_hosts.write_bytes(b"\xff\xfe\n\npi-01.lan\n# pi-01.lan x y\n@cert-authority *.lan ssh-rsa AAAA\n@x\n")
+    settings.known_hosts.write_bytes(
+        b"\xff\xfe\n\npi-01.lan\n# pi-01.lan x y\n@cert-authority *.lan ssh-rsa AAAA\n@x\n"
+    )
     assert known_keys(resolve(Host("pi-01.lan"), settings)) == []
 
 

@@ -130,8 +130,8 @@ class LabNode:
         """The command that runs another one in the node, as root, with an environment of the node's own."""
         own = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8", "USER": "root", **(environment or {})}
         return [
-            "nsenter", "--target", str(self.init.pid), "--mount", "--uts", "--ipc", "--net", "--pid", f"--wd={folder}",
-            "env", "-i", *(f"{name}={value}" for name, value in own.items()), *argv,
+            "nsenter", "--target", str(self.init.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--root",
+            "env", "-i", f"--chdir={folder}", *(f"{name}={value}" for name, value in own.items()), *argv,
         ]  # fmt: skip
 
     def run(

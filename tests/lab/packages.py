@@ -32,6 +32,7 @@ TOOLS: Mapping[str, str] = {
     "iputils-ping": "bin/ping",
     "procps": "bin/ps",
     "curl": "bin/curl",
+    "libdevmapper1.02.1": "lib/*/libdevmapper.so.1.02.1",  # what the engines are linked with, beyond Debian's base
 }
 # What this machine itself must have: the lab is made with them.
 SYSTEM: Mapping[str, str] = {
@@ -139,8 +140,8 @@ def _missing_system() -> list[str]:
 def _missing_tools() -> list[str]:
     def there(package: str, program: str) -> bool:
         # The system's busybox may be the dynamic one: it doesn't run in an empty image.
-        system = package != "busybox-static" and (Path("/usr") / program).exists()
-        return system or (tools() / "usr" / program).exists()
+        trees = [tools() / "usr"] if package == "busybox-static" else [tools() / "usr", Path("/usr")]
+        return any(any(tree.glob(program)) for tree in trees)
 
     return [package for package, program in TOOLS.items() if not there(package, program)]
 
@@ -157,16 +158,10 @@ def _get_tools() -> None:
     _unpack(archives, tools())
     sbin = tools() / "usr" / "sbin"
     if (sbin / "xtables-nft-multi").exists():  # what update-alternatives would do
-        for name in (
-            "iptables",
-            "iptables-save",
-            "iptables-restore",
-            "ip6tables",
-            "ip6tables-save",
-            "ip6tables-restore",
-        ):
-            (sbin / name).unlink(missing_ok=True)
-            (sbin / name).symlink_to("xtables-nft-multi")
+        for name in ("iptables", "ip6tables"):
+            for verb in ("", "-save", "-restore"):
+                (sbin / f"{name}{verb}").unlink(missing_ok=True)
+                (sbin / f"{name}{verb}").symlink_to("xtables-nft-multi")
     if lacking := _missing_tools():
         raise LabError(f"the packages for {', '.join(lacking)} do not hold what the lab looks for")
 
@@ -224,6 +219,7 @@ def _apt(suite: str) -> list[str]:
     options = [
         "-o", f"Dir::Etc::SourceList={folder / 'sources'}", "-o", "Dir::Etc::SourceParts=/dev/null",
         "-o", f"Dir::State::Lists={lists}", "-o", f"Dir::Cache={folder}", "-o", "Acquire::Languages=none",
+        "-o", "Acquire::Check-Valid-Until=false",  # a mirror may be a snapshot
         "-o", "APT::Sandbox::User=root",
     ]  # fmt: skip
     _run("apt-get", "-q", "update", *options)

@@ -37,7 +37,7 @@ def operator(lab: Lab) -> Operator:
 
 def findings(operator: Operator, *words: str, code: int = 1) -> list[dict[str, Any]]:
     ended = operator.run("doctor", *words, "--json", code=code)
-    found: list[dict[str, Any]] = json.loads(ended.stdout)[0]["findings"]
+    found: list[dict[str, Any]] = json.loads(ended.stdout)["findings"]
     return found
 
 

@@ -197,6 +197,5 @@ def test_swarmctl_runs_on_the_manager_itself(lab: Lab) -> None:
 
 
 def test_doctor_finds_a_sound_fleet_sound(operator: Operator) -> None:
-    ended = operator.run("doctor", "--json")
-    (report,) = json.loads(ended.stdout[ended.stdout.index("[") :])
+    report = operator.json("doctor")
     assert report["errors"] == 0, report

@@ -6,15 +6,16 @@ May import: ``apply``, ``checks``, ``doctor``, ``label``, ``machines``, ``plan``
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
-from ..console import Story, output
+from ..console import Story
 from ..errors import SwarmctlError, UnreachableError
 from . import doctor as tests
 from . import init, label
 from .actions import Action, RemoveNode, UpdateSwarm
 from .apply import apply
 from .checks import findings
-from .commands import Outcome, tell_actions
+from .commands import tell_actions
 from .facts import Finding
 from .inventory import Host
 from .machines import Machine, ends, examine, look, node_of_machine, observed
@@ -28,9 +29,24 @@ class UnhealthyError(SwarmctlError):
     """Something is wrong."""
 
 
+@dataclass(frozen=True)
+class Diagnosis:
+    """What doctor found.
+
+    Attributes:
+        findings: What is wrong, and was not mended.
+        machines: How many machines were looked at.
+        problem: What to end with; None: no finding is an error.
+    """
+
+    findings: tuple[Finding, ...]
+    machines: int
+    problem: UnhealthyError | None
+
+
 def doctor(
     hosts: Sequence[Host], settings: Settings, story: Story, *, all_pairs: bool, fix: bool, dry_run: bool
-) -> Outcome:
+) -> Diagnosis:
     """Examine hosts, or all nodes and hosts known, and tell what is wrong.
 
     Args:
@@ -60,20 +76,22 @@ def doctor(
                 story.done("mended")
                 mended = {finding for finding in told if finding.fix}
                 told = tuple(finding for finding in told if finding not in mended)
-    output().print(tests.render(told))
-    return _outcome(told, len(machines), fix=fix)
+    return Diagnosis(told, len(machines), _problem(told, len(machines), fix=fix))
 
 
-def _outcome(told: Sequence[Finding], count: int, *, fix: bool) -> Outcome:
+def _problem(told: Sequence[Finding], count: int, *, fix: bool) -> UnhealthyError | None:
     errors = sum(finding.severity == "error" for finding in told)
-    mendable = [finding for finding in told if finding.fix]
-    problem = None
-    if told:
-        what = f"{errors} error{'' if errors == 1 else 's'} and {len(told) - errors} warnings on {count} machines"
-        problem = UnhealthyError(
-            what, *(["swarmctl doctor --fix   # mends some of it"] if mendable and not fix else [])
-        )
-    return Outcome([tests.as_json(told)], problem if errors else None)
+    if not errors:
+        return None
+    mendable = any(finding.fix for finding in told) and not fix
+    return UnhealthyError(
+        f"{_count(errors, 'error')} and {_count(len(told) - errors, 'warning')} on {_count(count, 'machine')}",
+        *(["swarmctl doctor --fix   # mends some of it"] if mendable else []),
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _manager_if_any(settings: Settings, story: Story, stack: ExitStack) -> Manager | None:

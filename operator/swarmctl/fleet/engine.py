@@ -52,6 +52,7 @@ class Engine:
             problem: Tells what the way to the engine said when it broke.
         """
         self.host = host
+        self._host_word = "here" if host == "this machine" else host
         self._client = client
         self._problem = problem
 
@@ -206,10 +207,10 @@ class Engine:
         if isinstance(error, requests.Timeout):
             return WaitTimeoutError(
                 f"{self.host}: the Docker engine did not {what} within {_ANSWER_SEC} s",
-                f"swarmctl doctor {self.host}",
+                f"swarmctl doctor {self._host_word}",
             )
         return UnreachableError(
-            f"{self.host}: the Docker engine can't be asked to {what}: {said}", f"swarmctl doctor {self.host}"
+            f"{self.host}: the Docker engine can't be asked to {what}: {said}", f"swarmctl doctor {self._host_word}"
         )
 
 
@@ -220,7 +221,7 @@ def engine_on(connection: Connection, *, sudo: bool = False) -> Iterator[Engine]
     Raises:
         UnreachableError: It does not answer.
     """
-    name = connection.host.name
+    name = "this machine" if connection.host.is_here else connection.host.name
     with connection.docker(sudo) as way:
         try:
             client = docker.APIClient(base_url=str(way), version="auto", timeout=_ANSWER_SEC)

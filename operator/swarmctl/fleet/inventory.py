@@ -4,6 +4,7 @@ The file is optional: whatever `ssh HOST` reaches can be named as it is. May imp
 for the profiles.
 """
 
+import ipaddress
 import itertools
 import math
 import re
@@ -23,7 +24,9 @@ HERE = "here"
 ALL = "all"
 MOST_HOSTS_OF_A_PATTERN = 1000
 ROLES = ("worker", "manager")
-_NAME = re.compile(r"[\w:][\w.:%-]*")  # no dash first: it would be an option to ssh
+# No dash first: it would be an option to ssh.
+_NAME = re.compile(r"\w[\w.-]*")
+_USER = re.compile(r"[^\s@-][^\s@]*")
 _BRACKETS = re.compile(r"\[([^\]:]*)\]")  # with a colon in them they hold an IPv6 address
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _WORD = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<name>[^@\s]+?)(?::(?P<port>\d+))?")
@@ -98,7 +101,10 @@ def load(path: Path) -> Inventory:
         raise UsageError(f"can't read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise FleetError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    content, problems = schema.read(text, _file_schema())
+    try:
+        content, problems = schema.read(text, _file_schema())
+    except yaml.YAMLError as error:  # characters that no YAML file may have
+        raise FleetError(f"{path}: not valid YAML: {error}") from error
     if not problems:
         entries = [entry for entries in content["hosts"] for entry in entries]
         hosts = [_complete(entry.host, content.get("ssh", {}), path.parent) for entry in entries]
@@ -181,6 +187,8 @@ def _parse(word: str) -> list[Host]:
         raise ValueError("a host is named as [USER@]HOST[:PORT]")
     if port is not None and not 0 < port < 65536:
         raise ValueError(f"there is no port {port}")
+    if user and not _USER.fullmatch(user):
+        raise ValueError(f"{user!r} is no user's name")
     if name.startswith("[") and ":" in name:
         name = name.removeprefix("[").removesuffix("]")
     return [Host(name=one, user=user or None, port=port) for one in _names(name)]
@@ -194,9 +202,17 @@ def _names(pattern: str) -> list[str]:
     if count > MOST_HOSTS_OF_A_PATTERN:
         raise ValueError(f"the pattern stands for {count} hosts; {MOST_HOSTS_OF_A_PATTERN} is the most")
     names = ["".join(chosen) for chosen in itertools.product(*choices)]
-    if not all(map(_NAME.fullmatch, names)):
+    if not all(_NAME.fullmatch(name) or _is_ipv6(name) for name in names):
         raise ValueError("a name is made of letters, digits, dots, dashes and underscores, and no dash comes first")
     return names
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        ipaddress.IPv6Address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(text: str) -> list[str]:

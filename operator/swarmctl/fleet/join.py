@@ -26,7 +26,6 @@ Role = Literal["worker", "manager"]
 # Each join makes the managers sign a certificate and tell everybody; more at once only take longer.
 AT_ONCE = 8
 ATTEMPTS = 2
-_GONE = "rpc error: code = NotFound"
 
 
 @dataclass(frozen=True)
@@ -265,12 +264,12 @@ def _wait_until_active(engine: Engine, deadline_sec: float) -> str:
 
 
 def _is_final(error: SwarmctlError) -> bool:
-    return "invalid join token" in str(error)
+    return "valid join token" in str(error)
 
 
 def _explained(error: SwarmctlError, managers: list[str], host: str) -> SwarmctlError:
-    if "invalid join token" in str(error):
-        return type(error)(str(error), "docker swarm join-token worker   # on a manager: the token of today")
+    if _is_final(error):
+        return type(error)(str(error), "docker swarm join-token worker   # on a manager: the token that is valid now")
     return type(error)(f"{error} (tried {', '.join(managers)})", f"swarmctl doctor {host}")
 
 

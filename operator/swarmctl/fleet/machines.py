@@ -132,10 +132,13 @@ def observed(machine: Machine) -> ObservedMachine:
 
 def ends(machines: Sequence[Machine], swarm: Swarm | None) -> list[End]:
     """The machines that can take part in tests from one to another, with the address that the others know."""
-    found: list[End] = []
-    for machine in machines:
-        node = machine.node if swarm else None
-        if machine.probe:
-            address = (address_of(node) if node else "") or machine.host.advertise or machine.probe.route.source
-            found.append(End(machine.host, address, manager=bool(node and node.role == "manager")))
-    return found
+    return [_end(machine, machine.probe, swarm) for machine in machines if machine.probe]
+
+
+def _end(machine: Machine, probe: Probe, swarm: Swarm | None) -> End:
+    node = machine.node if swarm else None
+    # Where the managers remember a machine that is in no swarm any more is where it was before.
+    is_node = node is not None and probe.engine.node_id in {"", node.id} and probe.engine.swarm_state != "inactive"
+    own = machine.host.advertise or probe.route.source
+    address = (address_of(node) if node and is_node else "") or own
+    return End(machine.host, address, manager=bool(node and node.role == "manager"))

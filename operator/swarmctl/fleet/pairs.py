@@ -37,7 +37,8 @@ from .ssh import SshSettings
 
 MANAGEMENT, GOSSIP, VXLAN = 2377, 7946, 4789
 _UDP = (GOSSIP, VXLAN)
-_TEST_SEC = 6.0  # a machine that has all answers ends sooner
+_TEST_SEC = 12.0  # for one that starts late; whoever has all answers ends sooner
+_PATIENCE_SEC = 4.0  # with one that was heard of: two repeats of a lost SYN
 _SCRIPT_SEC = 30.0  # the slowest part are packets of many sizes that get lost
 _MEETING_SEC = 20.0
 _BEGIN, _END = "swarmctl-pairs\tbegin\t1", "swarmctl-pairs\tend"
@@ -198,11 +199,13 @@ def script(me: int, ends: Sequence[End], chosen: Sequence[Edge], there: set[int]
     for source, target in chosen:
         if source == me:
             udp = "-" if ":" in ends[target].address else _numbers(_UDP)
-            lines.append(f"{target} {ends[target].address} {_numbers(_tcp(ends[target]))} {udp}")
+            runs = "yes" if target in there else "no"
+            lines.append(f"{target} {ends[target].address} {_numbers(_tcp(ends[target]))} {udp} {runs}")
     values = {
         "run": token,
         "me": str(me),
-        "seconds": f"{_TEST_SEC:.0f}",
+        "seconds": f"{_TEST_SEC}",
+        "patience": f"{_PATIENCE_SEC}",
         "expected": _numbers(expected),
         "listen": f"{_numbers(_tcp(ends[me]))} {_numbers(_UDP)}",
         "edges": "\n".join(lines),

@@ -1,7 +1,7 @@
-# Tests what gets from this machine to others; `pairs.py` puts the values of run, me, seconds, expected, listen, edges
-# and the text of pairs_remote.py where they belong, and reads what this prints. POSIX sh; writes no file.
+# Tests what gets from this machine to others; `pairs.py` puts the values of run, me, seconds, patience, expected, listen,
+# edges and the text of pairs_remote.py where they belong, and reads what this prints. POSIX sh; writes no file.
 #
-#   edges     a line each: INDEX ADDRESS TCP-PORTS UDP-PORTS, ports by commas, - for none
+#   edges     a line each: INDEX ADDRESS TCP-PORTS UDP-PORTS yes|no (runs this, too), ports by commas, - for none
 #   listen    TCP-PORTS UDP-PORTS of this machine
 LC_ALL=C
 export LC_ALL
@@ -80,8 +80,8 @@ connect_once() {
 
 send() {
     word=sent
-    for _ in 1 2 3 4 5 6; do
-        datagram="swarmctl-doctor $run $me $1 $3"
+    for last in more more more more more done done; do
+        datagram="swarmctl-doctor $run $me $1 $3 $last"
         if command -v bash >/dev/null; then
             said=$(bash -c 'printf %s "$2" >"/dev/udp/$0/$1"' "$2" "$3" "$datagram" 2>&1) || word="failed ${said##*: }"
         elif command -v nc >/dev/null; then
@@ -99,7 +99,7 @@ with_tools_at_hand() {
     IFS=,
     for port in ${listen#* }; do printf 'see\t-\t%s\tno python3\n' "$port"; done
     printf '%s\n' "$edges" | {
-        while IFS=' ' read -r index address tcp udp; do
+        while IFS=' ' read -r index address tcp udp _; do
             IFS=,
             for port in $tcp; do connect "$index" "$address" "$port" & done
             for port in $udp; do [ "$port" = - ] || send "$index" "$address" "$port" & done
@@ -111,14 +111,14 @@ with_tools_at_hand() {
 printf 'swarmctl-pairs\tbegin\t1\n'
 if command -v ping >/dev/null; then
     printf '%s\n' "$edges" | {
-        while IFS=' ' read -r index address _ udp; do [ "$udp" = - ] || path_mtu "$index" "$address" & done
+        while IFS=' ' read -r index address _ udp _; do [ "$udp" = - ] || path_mtu "$index" "$address" & done
         wait
     } &
 fi
 root=
 [ "$(id -u)" = 0 ] || { sudo -n true </dev/null 2>/dev/null && root='sudo -n'; }
 if python3 -c 'import sys; sys.exit(sys.version_info < (3, 7))' </dev/null 2>/dev/null; then
-    $root python3 - "$run" "$me" "$seconds" "$expected" "$listen" "$edges" <<'END-OF-PYTHON'
+    $root python3 - "$run" "$me" "$seconds" "$patience" "$expected" "$listen" "$edges" <<'END-OF-PYTHON'
 @@PYTHON@@
 END-OF-PYTHON
 else

@@ -7,6 +7,9 @@ UDP gives no answer by itself. Each datagram therefore carries who sent it to wh
 answer and in its report. A port that has an owner, such as Docker's engine or the kernel's VXLAN, is watched through a
 raw socket: that is given a copy after the machine's firewall has let the datagram pass (a packet socket would see it
 before), and what the owner gets is nothing that it understands, so it drops it.
+
+Machines start seconds apart. Whoever is done says so in its datagrams, and everybody stays until those that it awaits
+have said so, or for some time after the first sign of life from them, or to the end.
 """
 
 from __future__ import annotations
@@ -21,41 +24,56 @@ import sys
 import time
 
 _MAGIC = b"swarmctl-doctor"  # its first byte is no VXLAN header (flag 0x08 unset)
+_MORE, _DONE = b"more", b"done"
 _ROUND_SEC = 0.3
-_RETRY_REFUSED_SEC = 2.5  # the other machine may be slower to start, and listen only then
-_LINGER_SEC = 1.0
-_AT_ONCE_SEC = 0.9  # a "no route" within this was said by a firewall; the kernel itself asks for a neighbour longer
+_LINGER_SEC = 1.0  # for those whose answer got lost
+_AT_ONCE_SEC = 0.9  # a "no route" within this was said by a firewall; the kernel asks for a neighbour longer
 
 
 class Edge:
-    """What is sent to one target, and what came of it; port -> word."""
+    """What is sent to one target, and what came of it."""
 
-    def __init__(self, index: str, address: str, tcp: str, udp: str) -> None:
+    def __init__(self, index: str, address: str, tcp: str, udp: str, there: str) -> None:
         self.index, self.address = index, address
-        self.tcp = dict.fromkeys(_ports(tcp), "")
+        self.there = there == "yes"  # it runs this, too
+        self.tcp = dict.fromkeys(_ports(tcp), "")  # port -> word
         self.udp = dict.fromkeys(_ports(udp), "sent")
+        self.taken_leave = not self.udp  # it knows that we are done with it
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all connections are made; what is refused may not be a moment later."""
+        return all(word not in {"", "refused"} for word in self.tcp.values())
+
+    @property
+    def is_well(self) -> bool:
+        """Whether all is known that can be."""
+        return self.is_done and self.taken_leave and all(word == "heard" for word in self.udp.values())
 
 
 class Pairs:
     """The tests of one machine."""
 
-    def __init__(self, run: str, me: str, seconds: str, expected: str, listen: str, edges: str) -> None:
+    def __init__(self, run: str, me: str, seconds: str, patience: str, expected: str, listen: str, edges: str) -> None:
         self.run, self.me = run.encode(), me.encode()
         self.began = time.monotonic()
         self.end = self.began + float(seconds)
-        self.expected = set(expected.split(","))
+        self.patience_sec = float(patience)
         self.edges = [Edge(*line.split(" ")) for line in edges.splitlines()]
-        self.by_index = {edge.index.encode(): edge for edge in self.edges}
+        self.by_index = {edge.index: edge for edge in self.edges}
         self.selector = selectors.DefaultSelector()
-        self.connecting: dict[socket.socket, tuple[Edge, int, float]] = {}
+        self.connecting: dict[socket.socket, tuple[Edge, int]] = {}
         self.sees: dict[int, str] = {}
         self.got: set[tuple[str, int]] = set()
+        self.alive_at: dict[str, float] = {}  # first sign of life, by index
+        self.leavers: set[str] = set()
         self.heard_at = self.began
         tcp, udp = (_ports(ports) for ports in listen.split(" "))
-        self.udp_ports = udp
         for port in tcp:
             self._listen(port)
         self._watch(udp)
+        watching = "yes" in self.sees.values()
+        self.expected = {index for index in expected.split(",") if index != "-"} if watching else set()
         self.sender = _socket(socket.SOCK_DGRAM)
         self.selector.register(self.sender, selectors.EVENT_READ, self._take_answer)
 
@@ -114,29 +132,39 @@ class Pairs:
     def _take(self, payload: bytes, port: int) -> bytes:
         """Note a datagram that is for us; the answer to it."""
         words = payload.split()
-        if len(words) != 5 or words[:2] != [_MAGIC, self.run] or words[3] != self.me or port not in self.udp_ports:
+        if len(words) != 6 or words[:2] != [_MAGIC, self.run] or words[3] != self.me or port not in self.sees:
             return b""
-        self.got.add((words[2].decode("ascii", "replace"), port))
+        source = words[2].decode("ascii", "replace")
+        self.got.add((source, port))
         self.heard_at = time.monotonic()
-        return b" ".join([_MAGIC, self.run, words[2], self.me, words[4], b"heard"])
+        self.alive_at.setdefault(source, self.heard_at)
+        if words[5] == _DONE:
+            self.leavers.add(source)
+        return b" ".join([*words, b"heard"])
 
     # Sending -------------------------------------------------------------------------------------------------
 
     def _take_answer(self, sender: socket.socket) -> None:
         words = sender.recv(65535).split()
-        edge = self.by_index.get(words[3]) if len(words) == 6 and words[:3] == [_MAGIC, self.run, self.me] else None
+        if len(words) != 7 or words[:3] != [_MAGIC, self.run, self.me]:
+            return
+        edge = self.by_index.get(words[3].decode("ascii", "replace"))
         if edge and words[4].isdigit() and int(words[4]) in edge.udp:
+            self.alive_at.setdefault(edge.index, time.monotonic())
             edge.udp[int(words[4])] = "heard"
+            edge.taken_leave = edge.taken_leave or words[5] == _DONE
 
     def _send_round(self) -> None:
+        """Try all that is not known yet; connections first, so that who hears of us can have had them."""
         for edge in self.edges:
-            for port, state in edge.udp.items():
-                if state != "heard":
-                    words = [_MAGIC, self.run, self.me, edge.index.encode(), str(port).encode()]
-                    edge.udp[port] = self._send(self.sender, b" ".join(words), (edge.address, port)) or state
-            for port, state in edge.tcp.items():
-                if not state or (state == "refused" and time.monotonic() < self.began + _RETRY_REFUSED_SEC):
+            for port, word in edge.tcp.items():
+                if word in {"", "refused"} and (edge, port) not in self.connecting.values():
                     self._connect(edge, port)
+            for port, word in edge.udp.items():
+                if word != "heard" or (edge.is_done and not edge.taken_leave):
+                    last = _DONE if edge.is_done else _MORE
+                    words = [_MAGIC, self.run, self.me, edge.index.encode(), str(port).encode(), last]
+                    edge.udp[port] = self._send(self.sender, b" ".join(words), (edge.address, port)) or word
 
     def _send(self, sender: socket.socket, payload: bytes, address: tuple[str, int]) -> str:
         try:
@@ -148,24 +176,24 @@ class Pairs:
         return ""
 
     def _connect(self, edge: Edge, port: int) -> None:
-        edge.tcp[port] = "connecting"
         family = socket.AF_INET6 if ":" in edge.address else socket.AF_INET
         client = _socket(socket.SOCK_STREAM, family=family)
-        self.connecting[client] = (edge, port, time.monotonic())
+        self.connecting[client] = (edge, port)
+        began = time.monotonic()
         error = client.connect_ex((edge.address, port))
+
+        def settled(client: socket.socket) -> None:
+            self.selector.unregister(client)
+            self._settle(client, client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), time.monotonic() - began)
+
         if error in {0, errno.EINPROGRESS}:
-            self.selector.register(client, selectors.EVENT_WRITE, self._connected)
+            self.selector.register(client, selectors.EVENT_WRITE, settled)
         else:
-            self._settle(client, error)
+            self._settle(client, error, 0.0)
 
-    def _connected(self, client: socket.socket) -> None:
-        self.selector.unregister(client)
-        self._settle(client, client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-
-    def _settle(self, client: socket.socket, error: int) -> None:
-        edge, port, began = self.connecting.pop(client)
+    def _settle(self, client: socket.socket, error: int, took: float) -> None:
+        edge, port = self.connecting.pop(client)
         client.close()
-        took = time.monotonic() - began
         if not error:
             word = "open"
         elif error == errno.ECONNREFUSED:
@@ -185,25 +213,27 @@ class Pairs:
     def go(self) -> None:
         """Send and receive until all is known that can be, or the time is over."""
         next_round = self.began
-        while time.monotonic() < self.end and not self._is_done():
+        while time.monotonic() < self.end and not self._is_over():
             if time.monotonic() >= next_round:
                 self._send_round()
-                next_round += _ROUND_SEC
+                next_round = time.monotonic() + _ROUND_SEC
             wait = max(0.0, min(next_round, self.end) - time.monotonic())
             for key, _ in self.selector.select(wait):
                 key.data(key.fileobj)
 
-    def _is_done(self) -> bool:
-        """Whether we have every answer and the others had time for theirs."""
+    def _is_over(self) -> bool:
+        """Whether we know all, and the others had time for theirs."""
         now = time.monotonic()
-        open_ends = {"", "connecting"} | ({"refused"} if now < self.began + _RETRY_REFUSED_SEC else set())
-        if any(state in open_ends for edge in self.edges for state in edge.tcp.values()):
+        if any(not edge.is_well and not self._is_overdue(edge.index, now, edge.there) for edge in self.edges):
             return False
-        if any(state != "heard" for edge in self.edges for state in edge.udp.values()):
+        if any(index not in self.leavers and not self._is_overdue(index, now, True) for index in self.expected):
             return False
-        watched = [port for port in self.udp_ports if self.sees[port] == "yes"]
-        awaited = {(index, port) for index in self.expected if index for port in watched}
-        return awaited <= self.got and now >= self.heard_at + _LINGER_SEC
+        return now >= self.heard_at + _LINGER_SEC
+
+    def _is_overdue(self, index: str, now: float, there: bool) -> bool:
+        """Whether a machine has been at it for so long that what has not come by now never will."""
+        alive_at = self.alive_at.get(index) if there else self.began
+        return alive_at is not None and now >= alive_at + self.patience_sec
 
     def report(self) -> None:
         """Say what came of it, one line each; a line goes out whole, since others write to the same pipe."""
@@ -211,7 +241,7 @@ class Pairs:
             _say("see", "-", port, how)
         for edge in self.edges:
             for port, word in edge.tcp.items():
-                _say("tcp", edge.index, port, "silent" if word == "connecting" else word)
+                _say("tcp", edge.index, port, word or "silent")
             for port, word in edge.udp.items():
                 _say("udp", edge.index, port, word)
         for source, port in sorted(self.got):

@@ -205,7 +205,7 @@ def _clock(records: Records, asked_at: float, answered_at: float) -> tuple[float
     span = max(0.0, answered_at - asked_at)
     if started[2] is None:  # BusyBox knows no %N: somewhere within that second
         return int(started[1]) + 0.5 - (asked_at + span / 2), span / 2 + 0.5
-    stamp = float(started[0])
+    stamp = float(started[1] + started[2])
     ended = _number(_one(records, "ended"))
     took = ended - stamp if ended is not None else 0.0
     if 0.0 <= took <= span:  # otherwise its clock was set meanwhile

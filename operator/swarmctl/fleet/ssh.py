@@ -132,10 +132,10 @@ class SshConnection:
         if self._engine_socket_opens:
             try:
                 return _ChannelStream(self._transport.open_unix_socket(ENGINE_SOCKET, _START_SEC))
-            except paramiko.ChannelException:  # no such socket, no right to it, or sshd may not forward
-                self._engine_socket_opens = False
             except (paramiko.SSHException, OSError, EOFError) as error:
-                raise self._lost() from error
+                if not self._transport.is_active():
+                    raise self._lost() from error
+                self._engine_socket_opens = False  # no such socket, no right to it, or sshd may not forward
         return self._dial_stdio(DIAL_STDIO)
 
     def _dial_stdio(self, command: str, first: bytes = b"") -> "_ChannelStream":

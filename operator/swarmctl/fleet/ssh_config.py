@@ -5,6 +5,7 @@ May import: ``inventory``, ``ssh_errors``.
 
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -96,7 +97,8 @@ def resolve(host: Host, settings: SshSettings) -> Target:
 
 def knows(name: str, settings: SshSettings) -> bool:
     """Whether ~/.ssh/config has a Host line with this very name."""
-    return name in _read(settings.config_path).get_hostnames()
+    lines = _lines_of(settings.config_path)
+    return any(words[1:] and words[0].lower() == "host" and name in words[1:] for words in map(_words, lines))
 
 
 def _resolve(host: Host, settings: SshSettings, config: paramiko.SSHConfig, on_the_way: tuple[str, ...]) -> Target:
@@ -123,8 +125,8 @@ def _look_up(host: Host, config: paramiko.SSHConfig, path: Path) -> Mapping[str,
     try:
         found = config.lookup(host.name)
         int(found.get("port", SSH_PORT))
-    except ImportError as error:  # paramiko would run the command with a library that we do without
-        raise SshConfigError(path, "'Match exec' can't be followed here: use Host lines") from error
+        for hop in found.get("proxyjump", "none").split(","):
+            parse_hop(hop.strip())
     except (ValueError, KeyError, paramiko.SSHException) as error:
         raise SshConfigError(path, f"what it says for {host.name} can't be followed: {error}") from error
     if found.get("proxycommand") and host.jump is None:
@@ -153,10 +155,17 @@ def _known_hosts(configured: str | None, settings: SshSettings) -> tuple[Path, .
 
 def _read(path: Path) -> paramiko.SSHConfig:
     try:
-        return paramiko.SSHConfig.from_text("\n".join(_lines(path)))
+        return paramiko.SSHConfig.from_text("\n".join(_lines_of(path)))
+    except paramiko.SSHException as error:
+        raise SshConfigError(path, str(error)) from error
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        return list(_lines(path))
     except FileNotFoundError:
-        return paramiko.SSHConfig()
-    except (OSError, UnicodeDecodeError, ValueError, paramiko.SSHException) as error:
+        return []
+    except (OSError, ValueError) as error:
         raise SshConfigError(path, str(error)) from error
 
 
@@ -166,16 +175,23 @@ def _lines(path: Path, depth: int = 0) -> Iterator[str]:
         raise ValueError(f"Include goes deeper than {_DEEPEST_INCLUDE} files")
     block = "Host *"
     for line in path.read_text(encoding="utf-8").splitlines():
-        keyword, _, rest = line.strip().replace("=", " ", 1).partition(" ")
+        keyword, *arguments = _words(line) or [""]
         if keyword.lower() != "include":
             block = line if keyword.lower() in ("host", "match") else block
+            if keyword.lower() == "match" and "exec" in arguments:  # paramiko would have it read our stdin
+                raise ValueError("'Match exec' can't be followed here: use Host lines")
             yield line
             continue
-        for pattern in shlex.split(rest):
+        for pattern in arguments:
             absolute = _in_home("") / _path(pattern)
             for included in sorted(Path("/").glob(str(absolute.relative_to("/")))):
                 yield from _lines(included, depth + 1)
         yield block  # what follows belongs to the same hosts as before
+
+
+def _words(line: str) -> list[str]:
+    """A line as OpenSSH splits it: by blanks, with quotes, and perhaps one = after the keyword."""
+    return shlex.split(re.sub(r"^\s*(\w+)\s*=", r"\1 ", line), comments=True)
 
 
 def _in_home(name: str) -> Path:
