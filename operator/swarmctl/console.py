@@ -5,6 +5,7 @@ can be piped on.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,13 +22,24 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE, highlight=False)
 
 
+class _StoryConsole(Console):
+    """A console that falls silent when nobody listens any more, as behind ``2>&1 | head``: the work goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the program here, in the middle of a change."""
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
+
+
 class Story:
     """Tells what is being done, a line for each thing done."""
 
     def __init__(self) -> None:
         """Tell it on standard error."""
         width = None if sys.stderr.isatty() else _WIDTH_OF_A_PIPE
-        self.console = Console(stderr=True, width=width, highlight=False)
+        self.console = _StoryConsole(stderr=True, width=width, highlight=False)
 
     def title(self, text: str, detail: str = "") -> None:
         """Begin a story."""
