@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from . import choose, coordinator, fleet_cli, generate, logs, stack
+from . import choose, cluster_cli, coordinator, fleet_cli, generate, logs, stack
 from .console import Story, output, print_json
 from .errors import Exit, InterruptedByUserError, SwarmctlError, UnreachableError, UsageError
 from .local import checkpoints, engine, processes, status
@@ -109,19 +109,30 @@ def deploy(
     local: Local = False,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of the coordinator. [7100]")] = None,
     http_port: Annotated[int | None, typer.Option(min=1, max=65535, help="Of its status. [7180]")] = None,
-    timeout: Timeout = 120,
+    registry: cluster_cli.Registry = None,
+    allow_unpinned: cluster_cli.AllowUnpinned = False,
+    reset_scale: cluster_cli.ResetScale = False,
+    break_lock: cluster_cli.BreakLock = False,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
+    timeout: Annotated[
+        float | None, typer.Option(min=1, help="Seconds to wait before giving up. [120 with --local, else 900]")
+    ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring a stack up, or change it, and wait until it trains."""
-    _only_local(local, f"swarmctl deploy --stack {stack_name} --local")
+    if not local:
+        typed = cluster_cli.Typed(stack_name, registry, allow_unpinned, reset_scale, break_lock, timeout or 900)
+        cluster_cli.deploy(typed, fleet, manager, dry_run=dry_run, as_json=as_json)
+        return
     wanted = stack.load(stack_name)
     folder = local_folder(choose.writable_root(), wanted.name)
     if dry_run:
         _print_plan(engine.plan(wanted, folder, port, http_port)[1], as_json)
         return
     with _interruptible("what was started goes on in the background", f"swarmctl rm --local --stack {folder.name}"):
-        observed = engine.deploy(wanted, folder, Story(), port=port, http_port=http_port, timeout=timeout)
+        observed = engine.deploy(wanted, folder, Story(), port=port, http_port=http_port, timeout=timeout or 120)
     _conclude(observed, as_json)
 
 
@@ -130,10 +141,14 @@ def status_command(
     local: Local = False,
     stack_name: StackName = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it live, until Ctrl-C.")] = False,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the training, and every process."""
-    _only_local(local, "swarmctl status --local")
+    """Show the fleet, the services and the training."""
+    if not local:
+        cluster_cli.status(stack_name, fleet, manager, watch=watch, as_json=as_json)
+        return
     folder = choose.deployed(stack_name)
     if watch:
         _watch(folder, as_json)
@@ -150,16 +165,23 @@ def status_command(
 
 @app.command()
 def scale(
-    wishes: Annotated[list[str], typer.Argument(metavar="SERVICE NUMBER ...", help="Such as: worker-rpi 3")],
+    wishes: Annotated[
+        list[str], typer.Argument(metavar="SERVICE NUMBER ...", help="Such as: worker-rpi 20; a swarm knows auto, too.")
+    ],
     local: Local = False,
     stack_name: StackName = None,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
     timeout: Timeout = 120,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Change how many workers of a class there are."""
-    pairs = _pairs(wishes)
-    _only_local(local, f"swarmctl scale {' '.join(wishes)} --local")
+    if not local:
+        numbers = {name: None if word == "auto" else _count_of(name, word) for name, word in _words(wishes)}
+        cluster_cli.scale(stack_name, numbers, fleet, manager, timeout, dry_run=dry_run, as_json=as_json)
+        return
+    pairs = {name: _count_of(name, word) for name, word in _words(wishes)}
     folder = choose.deployed(stack_name)
     if dry_run:
         old = _observed(folder).deployment
@@ -174,14 +196,22 @@ def scale(
 
 @app.command(name="logs")
 def logs_command(
-    service: Annotated[str, typer.Argument(help="coordinator, worker-rpi, worker-rpi-2, supervisor, or all")],
+    service: Annotated[
+        str, typer.Argument(help="coordinator, worker-rpi, worker-rpi.2 (--local: worker-rpi-2), or all")
+    ],
     local: Local = False,
     stack_name: StackName = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
     tail: Annotated[int, typer.Option(min=0, help="How many of the last lines of each process.")] = 100,
+    since: cluster_cli.Since = None,
+    grep: cluster_cli.Grep = None,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
 ) -> None:
     """Show logs: for people on a terminal, as JSON lines elsewhere."""
-    _only_local(local, f"swarmctl logs {service} --local")
+    if not local:
+        cluster_cli.logs(stack_name, service, fleet, manager, follow=follow, tail=tail, since=since, grep=grep)
+        return
     folder = choose.deployed(stack_name)
     chosen = [logs.Log(name, folder.log(name)) for name in _processes_of(_observed(folder), service)]
     _print_lines(logs.in_order((log.process, line) for log in chosen for line in log.last_lines(tail)), chosen)
@@ -198,12 +228,17 @@ def rm(
     local: Local = False,
     stack_name: StackName = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    volumes: Annotated[bool, typer.Option("--volumes", help="Checkpoints too.")] = False,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Checkpoints too (with --local).")] = False,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
+    timeout: Timeout = 180,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Stop a stack and remove it, all but its checkpoints."""
-    _only_local(local, "swarmctl rm --local")
+    if not local:
+        cluster_cli.rm(stack_name, fleet, manager, timeout, yes=yes, volumes=volumes, dry_run=dry_run)
+        return
     folder = choose.known(stack_name) if volumes else choose.deployed(stack_name)
     deployment = folder.read_deployment()
     stops = [processes.Action("stop", spec.name) for spec in reversed(deployment.processes)] if deployment else []
@@ -232,23 +267,51 @@ def config(stack_name: StackNeeded, local: Local = False, as_json: AsJson = Fals
 
 
 @app.command()
-def pause(local: Local = False, stack_name: StackName = None, timeout: Timeout = 30, dry_run: DryRun = False) -> None:
+def pause(
+    local: Local = False,
+    stack_name: StackName = None,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
+    timeout: Timeout = 30,
+    dry_run: DryRun = False,
+) -> None:
     """Have all workers stop after what they compute just now."""
-    _control("pause", local, stack_name, timeout, dry_run)
+    if not local:
+        cluster_cli.control("pause", stack_name, fleet, manager, dry_run=dry_run)
+        return
+    _control("pause", stack_name, timeout, dry_run)
 
 
 @app.command()
-def resume(local: Local = False, stack_name: StackName = None, timeout: Timeout = 30, dry_run: DryRun = False) -> None:
+def resume(
+    local: Local = False,
+    stack_name: StackName = None,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
+    timeout: Timeout = 30,
+    dry_run: DryRun = False,
+) -> None:
     """Have paused workers go on."""
-    _control("resume", local, stack_name, timeout, dry_run)
+    if not local:
+        cluster_cli.control("resume", stack_name, fleet, manager, dry_run=dry_run)
+        return
+    _control("resume", stack_name, timeout, dry_run)
 
 
 @app.command()
 def checkpoint(
-    local: Local = False, stack_name: StackName = None, timeout: Timeout = 120, dry_run: DryRun = False
+    local: Local = False,
+    stack_name: StackName = None,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
+    timeout: Timeout = 120,
+    dry_run: DryRun = False,
 ) -> None:
     """Write a checkpoint now."""
-    _control("checkpoint", local, stack_name, timeout, dry_run)
+    if not local:
+        cluster_cli.control("checkpoint", stack_name, fleet, manager, dry_run=dry_run)
+        return
+    _control("checkpoint", stack_name, timeout, dry_run)
 
 
 @app.command(name="generate")
@@ -285,20 +348,13 @@ def demo_command(
 
 
 fleet_cli.register(app)
+cluster_cli.register(app)
 
 
 # Helpers -------------------------------------------------------------------------------------------------------
 
 
-def _only_local(local: bool, instead: str) -> None:
-    if not local:
-        raise UsageError(
-            "without --local this needs a Docker swarm, which this version of swarmctl can't drive yet", instead
-        )
-
-
-def _control(what: coordinator.Control, local: bool, stack_name: str | None, timeout: float, dry_run: bool) -> None:
-    _only_local(local, f"swarmctl {what} --local")
+def _control(what: coordinator.Control, stack_name: str | None, timeout: float, dry_run: bool) -> None:
     folder = choose.deployed(stack_name)
     if dry_run:
         print(f"{what} {folder.name}")
@@ -346,19 +402,23 @@ def _watch(folder: Folder, as_json: bool) -> None:
         return
 
 
-def _pairs(words: list[str]) -> dict[str, int]:
+def _words(words: list[str]) -> list[tuple[str, str]]:
     """Read ``worker-rpi 3 worker-laptop 2`` (or ``worker-rpi=3``)."""
     flat = [part for word in words for part in word.split("=")]
     if len(flat) % 2:
-        raise UsageError("each service needs a number", "swarmctl scale worker-rpi 3 --local")
-    wishes: dict[str, int] = {}
-    for service, count in zip(flat[::2], flat[1::2], strict=True):
-        if not count.isdecimal() or len(count) > 9:
-            raise UsageError(f"{count!r} is not a number of workers", f"swarmctl scale {service} 3 --local")
-        if service in wishes:
-            raise UsageError(f"{service} is named twice", f"swarmctl scale {service} {int(count)} --local")
-        wishes[service] = int(count)
-    return wishes
+        raise UsageError("each service needs a number", "swarmctl scale worker-rpi 3")
+    pairs = list(zip(flat[::2], flat[1::2], strict=True))
+    names = [name for name, _ in pairs]
+    for service, count in pairs:
+        if names.count(service) > 1:
+            raise UsageError(f"{service} is named twice", f"swarmctl scale {service} {count}")
+    return pairs
+
+
+def _count_of(service: str, word: str) -> int:
+    if not word.isdecimal() or len(word) > 9:
+        raise UsageError(f"{word!r} is not a number of workers", f"swarmctl scale {service} 3")
+    return int(word)
 
 
 def _processes_of(observed: Observed, service: str) -> list[str]:

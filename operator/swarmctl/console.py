@@ -73,6 +73,10 @@ class Story:
         color = {"+": "green", "~": "yellow", "-": "red"}[sign]
         self.console.print(f"  [{color}]{sign}[/] {escape(text)}", soft_wrap=True)
 
+    def field(self, name: str, old: str, new: str) -> None:
+        """One field of what is to be changed."""
+        self.console.print(f"      {escape(name)}: [red]{escape(old)}[/] → [green]{escape(new)}[/]", soft_wrap=True)
+
     def next(self, *commands: str) -> None:
         """What to type next."""
         for i, command in enumerate(commands):

@@ -18,6 +18,7 @@ class Exit(IntEnum):
     ROLLED_BACK = 4
     UNREACHABLE = 5
     PARTLY_DONE = 6
+    CHANGES = 10
     INTERRUPTED = 130
 
 
@@ -58,6 +59,12 @@ class WaitTimeoutError(SwarmctlError):
     """A deadline passed; what was started goes on."""
 
     code = Exit.TIMED_OUT
+
+
+class RolledBackError(SwarmctlError):
+    """What was deployed did not run, and what was there before does again."""
+
+    code = Exit.ROLLED_BACK
 
 
 class UnreachableError(SwarmctlError):

@@ -62,7 +62,7 @@ def init(
     """Make a swarm with this machine, or HOST, as its manager."""
     from .fleet import commands
 
-    settings = _settings(fleet, "", timeout, ask_sudo=ask_sudo)
+    settings = settings_for(fleet, "", timeout, ask_sudo=ask_sudo)
     story = Story()
     wished = _one_host(host, settings) if host else None
     facts = commands.init(commands.InitWish(wished, advertise, pool, yes, dry_run), settings, story)
@@ -105,7 +105,7 @@ def join(
         if as_json:
             print_json([row])
         return
-    settings = _settings(fleet, manager, timeout, ask_sudo=ask_sudo)
+    settings = settings_for(fleet, manager, timeout, ask_sudo=ask_sudo)
     if role not in {None, "worker", "manager"}:
         raise UsageError(f"--role {role}: a node is a worker or a manager", "--role worker", "--role manager")
     hosts = _hosts(words, settings)
@@ -133,7 +133,7 @@ def label(
 
     words = words or []
     _refuse_mixed(words, auto=auto, clear=clear)
-    settings, story = _settings(fleet, manager, timeout, ask_sudo=ask_sudo), Story()
+    settings, story = settings_for(fleet, manager, timeout, ask_sudo=ask_sudo), Story()
     if auto:
         outcome = commands.label_auto(words, settings, story, dry_run=dry_run)
         if not as_json:
@@ -162,7 +162,7 @@ def nodes(
     from .fleet import commands
     from .fleet import nodes as listing
 
-    rows = commands.nodes(_settings(fleet, manager, timeout, ask_sudo=ask_sudo), Story(), quick=quick)
+    rows = commands.nodes(settings_for(fleet, manager, timeout, ask_sudo=ask_sudo), Story(), quick=quick)
     if as_json:
         print_json(rows)
         return
@@ -185,7 +185,7 @@ def doctor(
     from .fleet import checkup
     from .fleet import doctor as telling
 
-    settings, story = _settings(fleet, manager, timeout, ask_sudo=ask_sudo), Story()
+    settings, story = settings_for(fleet, manager, timeout, ask_sudo=ask_sudo), Story()
     hosts = _hosts(words, settings) if words else []
     diagnosis = checkup.doctor(hosts, settings, story, all_pairs=all_pairs, fix=fix, dry_run=dry_run)
     if as_json:
@@ -202,7 +202,7 @@ def show(fleet: FleetFile = None, as_json: AsJson = False) -> None:
     from .fleet import tell
     from .fleet.inventory import as_data
 
-    inventory = _settings(fleet, "", 30, ask_sudo=False).inventory
+    inventory = settings_for(fleet, "", 30, ask_sudo=False).inventory
     if inventory.path is None:
         raise UsageError("there is no fleet file", "swarmctl fleet scan HOST… --write fleet.yml   # writes one")
     rows = [as_data(host) for host in inventory.hosts]
@@ -224,7 +224,7 @@ def scan(
     """Look at machines over SSH, in a swarm or not, and say what each is."""
     from .fleet import commands, tell
 
-    settings, story = _settings(fleet, "", timeout, ask_sudo=ask_sudo), Story()
+    settings, story = settings_for(fleet, "", timeout, ask_sudo=ask_sudo), Story()
     outcome = commands.scan(_hosts(words, settings), settings, story, write)
     if not as_json:
         output().print(tell.scanned(outcome.rows))
@@ -234,7 +234,8 @@ def scan(
 # Helpers -------------------------------------------------------------------------------------------------------
 
 
-def _settings(fleet: Path | None, manager: str, timeout: float, *, ask_sudo: bool) -> "Settings":
+def settings_for(fleet: Path | None, manager: str, timeout: float, *, ask_sudo: bool) -> "Settings":
+    """How the commands reach machines, by what was typed."""
     from .fleet.inventory import EMPTY, load
     from .fleet.ssh import SshSettings
     from .fleet.where import Settings

@@ -1,16 +1,21 @@
 """Typed reading of a YAML file where every problem is found at once, each with its line and column.
 
 A schema is built from the small classes below (`Text`, `Integer`, `Keys`, …). `read` walks it beside the YAML
-nodes, so a problem knows where it stands; the result is plain Python data. Imports nothing of ours.
+nodes, so a problem knows where it stands; the result is plain Python data. May import: ``variables``.
 """
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import yaml
+
+from .variables import Substituted, substitute
+
+Places = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, order=True)
@@ -27,7 +32,23 @@ class Kind(Protocol):
     """What a value must be."""
 
     def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
-        """Return the value, or add to `problems`; what is returned then has no meaning."""
+        """Return the value, or add to `problems`; what is returned is None then, or lacks what is wrong."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A file that was read.
+
+    Attributes:
+        value: Plain data; where there are problems it is None, or lacks what is wrong.
+        problems: In the file's order.
+        places: Line and column of each key and list entry by its path, such as ``services.a.ports[0]``.
+    """
+
+    value: Any
+    problems: list[Problem]
+    places: Places = field(default_factory=dict)
 
 
 def read(text: str, kind: Kind) -> tuple[Any, list[Problem]]:
@@ -36,30 +57,64 @@ def read(text: str, kind: Kind) -> tuple[Any, list[Problem]]:
     Returns:
         The value, which has a meaning only where there are no problems, and the problems in the file's order.
     """
+    reading = read_whole(text, kind)
+    return reading.value, reading.problems
+
+
+def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None) -> Reading:
+    """Read YAML text by a schema, and tell where everything stands.
+
+    Args:
+        text: The file.
+        kind: What it must be.
+        variables: Values for ``${NAME}`` in the texts below known keys, as Compose has it; None: a dollar sign is a
+            dollar sign.
+    """
     loader = yaml.SafeLoader(text)
     problems: list[Problem] = []
+    places: dict[str, tuple[int, int]] = {}
     try:
         node = loader.get_single_node()
         if node is None:
-            return None, [Problem(1, 1, "", "the file is empty")]
+            return Reading(None, [Problem(1, 1, "", "the file is empty")])
         _merge(loader, node, set())
+        if variables is not None and isinstance(kind, Keys) and isinstance(node, yaml.MappingNode):
+
+            def refuse(at: yaml.Node, path: str, message: str) -> None:
+                _refuse(at, path, message, problems)
+
+            node.value = [
+                (key, substitute(value, key.value, variables, refuse) if key.value in kind.known else value)
+                for key, value in node.value
+            ]
+        _find_places(node, "", places)
         value = kind.read(node, "", problems)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        return None, [Problem(line, column, "", f"not valid YAML: {error.problem or error.context}")]
+        return Reading(None, [Problem(line, column, "", f"not valid YAML: {error.problem or error.context}")])
     except yaml.YAMLError as error:
-        return None, [Problem(1, 1, "", f"not valid YAML: {error}")]
+        return Reading(None, [Problem(1, 1, "", f"not valid YAML: {error}")])
     finally:
         loader.dispose()
-    return value, sorted(problems)
+    return Reading(value, once(problems), places)
+
+
+def once(problems: Iterable[Problem]) -> list[Problem]:
+    """In the file's order; what several keys share through an anchor is told once."""
+    found = {(problem.line, problem.column, problem.message): problem for problem in sorted(problems, reverse=True)}
+    return sorted(found.values())
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text, one of `choices` where there are any."""
+    """A text, one of `choices` where there are any.
+
+    `check`, where it is given, takes the text and raises ValueError with what is wrong about it.
+    """
 
     choices: tuple[str, ...] = ()
+    check: Callable[[str], object] | None = None
 
     def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
         """See `Kind`."""
@@ -69,7 +124,23 @@ class Text:
         if self.choices and node.value not in self.choices:
             nearest = did_you_mean(node.value, self.choices)
             return _refuse(node, path, f"{node.value!r} is not one of the values known here{nearest}", problems)
-        return node.value
+        return _checked(node, node.value, self.check, path, problems)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A text, a number, true or false, as the text that Compose makes of it; None for nothing, if `nothing` is set."""
+
+    nothing: bool = False
+    check: Callable[[str], object] | None = None
+
+    def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
+        """See `Kind`."""
+        if not isinstance(node, yaml.ScalarNode):
+            return _refuse(node, path, f"a text or a number is needed, not {_shown(node)}", problems)
+        if node.tag.endswith(":null"):
+            return None if self.nothing else _refuse(node, path, "a text or a number is needed, not nothing", problems)
+        return _checked(node, _as_text(node), self.check, path, problems)
 
 
 @dataclass(frozen=True)
@@ -81,7 +152,7 @@ class Integer:
 
     def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
         """See `Kind`."""
-        if not isinstance(node, yaml.ScalarNode) or not node.tag.endswith(":int"):
+        if not isinstance(node, yaml.ScalarNode) or not _tag(node).endswith(":int"):
             return _refuse(node, path, f"a whole number is needed, not {_shown(node)}", problems)
         value = yaml.safe_load(node.value)
         if not isinstance(value, int) or value < self.least or (self.most is not None and value > self.most):
@@ -116,7 +187,7 @@ class Boolean:
 
     def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
         """See `Kind`."""
-        if not isinstance(node, yaml.ScalarNode) or not node.tag.endswith(":bool"):
+        if not isinstance(node, yaml.ScalarNode) or not _tag(node).endswith(":bool"):
             return _refuse(node, path, f"true or false is needed, not {_shown(node)}", problems)
         return yaml.safe_load(node.value)
 
@@ -139,6 +210,17 @@ class Nothing:
         """See `Kind`."""
         if not node.tag.endswith(":null"):
             _refuse(node, path, f"no value is needed, not {_shown(node)}", problems)
+
+
+@dataclass(frozen=True)
+class Optional:
+    """A kind, or nothing at all, which stands for a key that is not there."""
+
+    of: Kind
+
+    def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
+        """See `Kind`."""
+        return None if node.tag.endswith(":null") else self.of.read(node, path, problems)
 
 
 @dataclass(frozen=True)
@@ -223,6 +305,58 @@ class Either:
         return _refuse(node, path, f"{self.needed} is needed, not {_shown(node)}", problems)
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Texts by name: keys with values, or a list of ``NAME=VALUE``.
+
+    A name without a value gives None if `nothing` is set, else an empty text.
+    """
+
+    separators: str = "="
+    nothing: bool = False
+
+    def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
+        """See `Kind`."""
+        if isinstance(node, yaml.MappingNode):
+            named = Table(Scalar(nothing=True)).read(node, path, problems)
+            return named if self.nothing else {key: value or "" for key, value in named.items()}
+        if isinstance(node, yaml.SequenceNode):
+            entries = Listing(Text()).read(node, path, problems)
+            return dict(self._pair(entry) for entry in entries if entry is not None)
+        return _refuse(node, path, f"a list or keys is needed, not {_shown(node)}", problems)
+
+    def _pair(self, entry: str) -> tuple[str, str | None]:
+        name, *value = re.split(f"[{self.separators}]", entry, maxsplit=1)
+        return name, value[0] if value else (None if self.nothing else "")
+
+
+@dataclass(frozen=True)
+class Short:
+    """Keys that may also be written as one text, of which `parse` makes them.
+
+    `parse` raises ValueError with what is wrong about the text.
+    """
+
+    parse: Callable[[str], Any]
+    long: Kind
+    needed: str  # in words, for the message
+
+    def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
+        """See `Kind`."""
+        if isinstance(node, yaml.ScalarNode) and not node.tag.endswith(":null"):
+            return _parsed(node, _as_text(node), self.parse, path, problems)
+        if type(node) is _SHAPES.get(type(self.long)):
+            return self.long.read(node, path, problems)
+        return _refuse(node, path, f"{self.needed} is needed, not {_shown(node)}", problems)
+
+
+_SHAPES: Mapping[type[Any], type[yaml.Node]] = {
+    Keys: yaml.MappingNode,
+    Table: yaml.MappingNode,
+    Listing: yaml.SequenceNode,
+}
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Words to put behind "unknown …": the nearest known name, or all of them."""
     names = list(known)
@@ -241,6 +375,62 @@ def plain(node: yaml.Node) -> Any:
     if node.tag.endswith(":str"):
         return node.value
     return yaml.safe_load(node.value)
+
+
+# Helpers -------------------------------------------------------------------------------------------------------
+
+
+def _find_places(node: yaml.Node, path: str, places: dict[str, tuple[int, int]]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = _join(path, str(key.value))
+            places.setdefault(here, (key.start_mark.line + 1, key.start_mark.column + 1))
+            _find_places(value, here, places)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            here = f"{path}[{i}]"
+            places.setdefault(here, (item.start_mark.line + 1, item.start_mark.column + 1))
+            _find_places(item, here, places)
+
+
+def _tag(node: yaml.ScalarNode) -> str:
+    """What the scalar is; a text that came out of a variable is whatever it looks like."""
+    if not isinstance(node, Substituted):
+        return str(node.tag)
+    loader = yaml.SafeLoader("")
+    try:
+        return str(loader.resolve(yaml.ScalarNode, node.value, (True, False)))  # type: ignore[no-untyped-call]
+    finally:
+        loader.dispose()
+
+
+def _as_text(node: yaml.ScalarNode) -> str:
+    """The scalar as Compose prints it into a text: 1e3 and 0x10 as numbers, true and yes as true."""
+    if node.tag.endswith(":str"):
+        return str(node.value)
+    value = yaml.safe_load(node.value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < 1e21 else repr(value)
+    return str(value) if isinstance(value, int) else str(node.value)
+
+
+def _parsed(node: yaml.Node, text: str, parse: Callable[[str], Any], path: str, problems: list[Problem]) -> Any:
+    try:
+        return parse(text)
+    except ValueError as error:
+        return _refuse(node, path, str(error), problems)
+
+
+def _checked(
+    node: yaml.Node, text: str, check: Callable[[str], object] | None, path: str, problems: list[Problem]
+) -> str | None:
+    """The text, if there is nothing wrong about it."""
+    before = len(problems)
+    if check is not None:
+        _parsed(node, text, check, path, problems)
+    return text if len(problems) == before else None
 
 
 def _merge(loader: yaml.SafeLoader, node: yaml.Node, seen: set[int]) -> None:

@@ -766,6 +766,10 @@ def others() -> dict[str, Machine]:
         ),
         "hot": DESKTOP.but({"/sys/class/thermal/thermal_zone1/temp": "91000\n"}),
         "kernel-upgraded": DESKTOP.but(without=["/lib/modules"]),
+        "missing-some": LAPTOP.but(
+            {"/var/lib/dbus/machine-id": "0123456789abcdef0123456789abcdef\n"},
+            without=["/etc/machine-id", "/proc/sys/kernel", "/sys/devices/system/cpu", "/etc/os-release", "df"],
+        ),
         "missing-files": Machine({}, {"uname": by_words({"-m": says("x86_64")})}),
         "minimal-busybox": alpine(DESKTOP, "192.168.1.62").but(
             commands=by_docker(engine()), without=["curl", "ping", "/sys/class/power_supply", "/sys/class/thermal"]

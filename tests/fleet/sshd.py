@@ -1,5 +1,6 @@
 """Real OpenSSH servers on loopback, and a home folder of their client's own."""
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -18,6 +19,7 @@ from swarmctl.fleet.inventory import Host
 
 USER = pwd.getpwuid(os.getuid()).pw_name
 _START_SEC = 10.0
+_MARK = "SWARMCTL_TEST_SSHD"
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,15 @@ class Sshd:
         return self
 
     def stop(self) -> None:
-        """End it with all of its sessions."""
+        """End it with all of its sessions, and what they have left running."""
         if self._process:
-            processes = [*psutil.Process(self._process.pid).children(recursive=True), self._process]
-            for process in processes:
-                process.kill()
+            kill(psutil.Process(self._process.pid))
             self._process.wait()
             self._process = None
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error):
+                    if process.environ().get(_MARK) == str(self.folder):
+                        kill(process)
 
     def sessions(self) -> list[psutil.Process]:
         """Its processes that serve a client."""
@@ -125,8 +129,7 @@ class Sshd:
     def cut(self) -> None:
         """Break all of its connections, and go on listening."""
         for session in self.sessions():
-            for process in [*session.children(recursive=True), session]:
-                process.kill()
+            kill(session)
 
     def host(self, name: str = "pi-01", **changes: object) -> Host:
         """How to reach it."""
@@ -152,8 +155,15 @@ class Sshd:
             "MaxStartups 100",
             "LogLevel VERBOSE",
         )
-        given = {option.split()[0] for option in self._options} - {"HostKey"}
-        return (*self._options, *(line for line in ours if line.split()[0] not in given))
+        # sshd heeds only the first SetEnv. A home of its own keeps the login shell from this machine's ~/.bashrc.
+        extra = " ".join(option.removeprefix("SetEnv ") for option in self._options if option.startswith("SetEnv "))
+        options = [option for option in self._options if not option.startswith("SetEnv ")]
+        given = {option.split()[0] for option in options} - {"HostKey"}
+        return (
+            f"SetEnv HOME={self.folder} {_MARK}={self.folder} {extra}",
+            *options,
+            *(line for line in ours if line.split()[0] not in given),
+        )
 
     def _as_root(self) -> Sequence[str]:
         """Root's sshd wants a user and a folder that only an installed package makes; it gets them for itself alone."""
@@ -192,6 +202,15 @@ class Agent:
     def _environment(self, asker: Path) -> Mapping[str, str]:
         ask = {"SSH_ASKPASS": str(asker), "SSH_ASKPASS_REQUIRE": "force"}
         return {**os.environ, **ask, "SSH_AUTH_SOCK": str(self.socket)}
+
+
+def kill(process: psutil.Process) -> None:
+    """End a process with all that it has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was quicker
+        children = process.children(recursive=True)
+        process.kill()
+        for child in children:
+            kill(child)
 
 
 def free_port(address: str = "127.0.0.1") -> int:

@@ -1,5 +1,6 @@
 """What gets from one machine to another, for real: network namespaces as machines, on a switch of their own."""
 
+import ast
 import itertools
 import os
 import shlex
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from swarmctl.errors import SwarmctlError, UnreachableError
 from swarmctl.fleet import pairs as testing
+from swarmctl.fleet import pairs_remote
 from swarmctl.fleet.checks import Machine, Observation, PairResult, reach
 from swarmctl.fleet.connection import Completed, Connection
 from swarmctl.fleet.docker_socket import DockerUrl
@@ -368,11 +370,23 @@ def test_a_firewall_that_lets_nothing_out_is_told_at_its_own_machine(three: Swit
 
 
 @needs_root
-def test_a_port_that_nobody_has_is_refused_where_nobody_can_listen(three: Switch, tmp_path: Path) -> None:
+def test_a_port_that_nobody_has_is_not_called_shut_where_nobody_can_listen(three: Switch, tmp_path: Path) -> None:
     three.nodes["boss"].path = tools(tmp_path, "bash", "timeout")
     with three.nodes["boss"].program(OWNER, "tcp/7946"):
         found = measure(three)
     assert found("one", "boss", "tcp 7946").ok is True
+    untold = found("one", "boss", "tcp 2377")
+    assert (untold.ok, untold.detail) == (None, f"boss: {NO_PYTHON}")
+
+
+@needs_root
+def test_a_port_that_an_engine_has_and_a_firewall_refuses_is_shut_without_python_too(
+    three: Switch, tmp_path: Path
+) -> None:
+    three.nodes["boss"].path = tools(tmp_path, "bash", "timeout")
+    three.nodes["boss"].firewall("-A INPUT -p tcp --dport 2377 -j REJECT --reject-with tcp-reset")
+    with three.nodes["boss"].program(OWNER, "tcp/2377"):
+        found = measure(three)
     assert (found("one", "boss", "tcp 2377").ok, found("one", "boss", "tcp 2377").detail) == (False, REFUSED)
 
 
@@ -465,7 +479,7 @@ def test_a_narrow_link_in_the_middle_is_measured(switch: Switch, silent: bool) -
 
 def tools(folder: Path, *names: str) -> str:
     """A PATH with no more than these and what any system has."""
-    for name in ("sh", "id", "date", "sleep", "env", "sudo", *names):
+    for name in ("sh", "id", "date", "sleep", "env", "sudo", "cat", "grep", *names):
         if found := shutil.which(name):
             (folder / name).symlink_to(Path(found).resolve())
     return str(folder)
@@ -564,6 +578,11 @@ def test_over_ipv6_connections_are_tested_and_datagrams_said_not_to_be() -> None
 def test_an_address_that_would_be_a_command_is_none() -> None:
     text = script(0, [End(Host("a"), "10.0.0.1"), End(Host("b"), "$(reboot)'; reboot; '")], [(0, 1)], {0, 1}, "token")
     assert shlex.quote("1 $(reboot)'; reboot; ' 7946 7946,4789 yes").encode() in text
+
+
+def test_the_program_is_one_that_an_old_python_can_read() -> None:
+    """Debian 10, the oldest with a Docker that is new enough, has Python 3.7."""
+    ast.parse(Path(pairs_remote.__file__).read_text(encoding="utf-8"), feature_version=(3, 7))
 
 
 WHOLE = b"Welcome\n\x1b[0m\nswarmctl-pairs\tbegin\t1\ntcp\t1\t7946\topen\nmtu\t1\t-\t1500\nswarmctl-pairs\tend\nbye\n"

@@ -172,6 +172,7 @@ def test_the_true_offset_is_within_the_doubt(offset: float, there: float, script
 ADDRESSES = """\
 1: lo: <LOOPBACK,UP,LOWER_UP> mtu 65536 qdisc noqueue state UNKNOWN group default qlen 1000
     inet 127.0.0.1/8 scope host lo
+    inet 10.1.2.3/32 scope global lo
     inet6 ::1/128 scope host
 2: enp3s0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc fq_codel state UP group default qlen 1000
     inet 10.0.0.5/16 brd 10.0.255.255 scope global enp3s0
@@ -191,6 +192,7 @@ ADDRESSES = """\
 8: br-lan: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc noqueue state UP group default
     inet 192.168.7.1/24 scope global br-lan
 9: vlan5@enp3s0: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1496 qdisc noqueue state UP group default
+    inet 169.254.3.5/16 scope link vlan5
     inet 10.5.0.1/24 scope global vlan5"""
 
 ROUTES = """\
@@ -215,6 +217,7 @@ def test_addresses_are_those_that_another_machine_could_use() -> None:
         Address("enp3s0", "2001:db8::5", 64, dynamic=True),
         Address("tun0", "10.8.0.2", 32),
         Address("br-lan", "192.168.7.1", 24),
+        Address("vlan5", "169.254.3.5", 16),
         Address("vlan5", "10.5.0.1", 24),
     )
 

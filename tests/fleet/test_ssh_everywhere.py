@@ -191,6 +191,7 @@ except KeyboardInterrupt:
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 20
     while not begun.exists():
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.01)
     time.sleep(0.3)  # into the middle of it; there is nothing to see from outside

@@ -1,21 +1,25 @@
 """Host keys: an unknown one is remembered once, a changed one stops everything; with OpenSSH's own files."""
 
+import base64
+import multiprocessing
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import paramiko
 import pytest
 from sshd import Sshd, generate_key
 
 from swarmctl.fleet.inventory import Host
-from swarmctl.fleet.known_hosts import known_keys, preferred_algorithms
+from swarmctl.fleet.known_hosts import known_keys, preferred_algorithms, verify
 from swarmctl.fleet.ssh import SshSettings, connect
 from swarmctl.fleet.ssh_config import resolve
 from swarmctl.fleet.ssh_errors import HostKeyChangedError, HostKeyUnknownError, KnownHostsError
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 Start = Callable[..., Sshd]
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOP10PmmjU9hpxZcXRGQ+9PRpHWWhVsEYTvLrAjwXi1h"
 
 
 def log_in(host: Host, settings: SshSettings) -> None:
@@ -61,6 +65,17 @@ def test_many_new_hosts_at_once_each_get_a_line(sshd: Start, settings: SshSettin
         list(pool.map(lambda server: log_in(server.host(), settings), servers * 2))
     lines = [f"[{server.address}]:{server.port} {host_key(server)}" for server in servers]
     assert sorted(remembered(settings)[1:]) == sorted(lines)
+
+
+def remember(turn: int) -> None:
+    target = resolve(Host("pi-01", port=2200 + turn % 4), SshSettings())
+    verify(target, paramiko.PKey.from_type_string(KEY.split()[0], base64.b64decode(KEY.split()[1])))
+
+
+def test_processes_at_once_remember_each_host_once(settings: SshSettings) -> None:
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        pool.map(remember, range(80), chunksize=1)
+    assert sorted(remembered(settings)) == [f"[pi-01]:{2200 + i} {KEY}" for i in range(4)]
 
 
 def test_a_changed_key_is_fatal_and_says_what_to_do(sshd: Start, settings: SshSettings) -> None:
@@ -150,9 +165,6 @@ def test_a_file_that_can_not_be_written(sshd: Start, settings: SshSettings) -> N
     settings.known_hosts.mkdir()
     with pytest.raises(KnownHostsError, match="directory"):
         log_in(sshd().host(), settings)
-
-
-KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOP10PmmjU9hpxZcXRGQ+9PRpHWWhVsEYTvLrAjwXi1h"
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,22 @@ def test_a_name_that_can_be_none(name: str, settings: SshSettings) -> None:
     assert isinstance(failure(Host(name), settings), NameNotFoundError)
 
 
+def test_a_name_server_that_does_not_answer(settings: SshSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver knows no timeout of ours; here it waits as it would for a name server that is gone."""
+    asked, release = socket.getaddrinfo, threading.Event()
+
+    def hang(*arguments: object, flags: int = 0, **options: object) -> object:
+        if not flags & socket.AI_NUMERICHOST:
+            release.wait(60)
+        return asked(*arguments, flags=flags, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("socket.getaddrinfo", hang)
+    error = failure(Host("pi-01.invalid"), settings, timeout=0.5)
+    release.set()
+    assert isinstance(error, NameNotFoundError)
+    assert "has not answered" in str(error)
+
+
 def test_nothing_listens(settings: SshSettings) -> None:
     port = free_port()
     error = failure(Host("pi-01", address="127.0.0.1", port=port), settings)

@@ -1,8 +1,8 @@
 """`python -m tests.lab`: make a lab by hand and look around in it."""
 
 import argparse
+import contextlib
 import os
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,8 @@ def down(asked: argparse.Namespace) -> None:
 
 def status(_: argparse.Namespace) -> None:
     for name in labs.names():
-        show(attach(name))
+        with contextlib.suppress(LabError):  # taken down while we looked
+            show(attach(name))
     if not labs.names():
         print("no labs")
 
@@ -61,13 +62,7 @@ def show(lab: Lab) -> None:
     for node in lab.nodes.values():
         engine = f"Docker {node.engine.version}" if node.engine_running else "engine does not answer"
         print(f"  {node.name:<16} {node.address:<14} {node.hardware:<12} {engine}  unix://{node.socket}")
-    settings = lab.environment
-    changed = {name: settings[name] for name in ("HOME", "PATH", "SWARMCTL_STATE")}
-    print(
-        "  as the operator:  env "
-        + " ".join(f"{name}={shlex.quote(value)}" for name, value in changed.items())
-        + " ssh NODE"
-    )
+    print(f"  as the operator:  . {lab.folder}/environment; ssh {next(iter(lab.nodes))}")
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ from tests.lab import operator, packages
 from tests.lab.node import LabNode
 from tests.lab.packages import LabError
 from tests.lab.spec import NodeSpec, Spec, load
-from tests.lab.system import delete_namespace, eventually, remove_cgroups, run
+from tests.lab.system import delete_namespaces, eventually, remove_cgroups, run
 
 _COUNTER = itertools.count()
 FILES = Path("/var/tmp/swarmctl-lab")
@@ -153,8 +153,10 @@ class Lab:
         with self._lock:
             _write(self.state_folder / "state.json", json.dumps(self._state()))
             if self.public_key:
-                for home in (self.home, *(node.folder / "root" for node in self.nodes.values())):
-                    operator.write_config(home, self.nodes.values())
+                nodes, ssh = self.nodes.values(), self.home / ".ssh"
+                operator.write_config(ssh, nodes, seen_as=ssh)
+                for node in nodes:
+                    operator.write_config(node.folder / "root" / ".ssh", nodes, seen_as=Path("/root/.ssh"))
 
     def _state(self) -> dict[str, Any]:
         owner = psutil.Process()
@@ -183,13 +185,15 @@ class Lab:
             for number, spec in enumerate(self.spec.nodes):
                 self.nodes[spec.name] = LabNode(self, spec, number, self.next_address())
             self.record()
-            if len(self.nodes) > _MANY:
-                _raise_tables()
 
     def _build(self) -> None:
+        if len(self.nodes) > _MANY:
+            with _locked():
+                _raise_tables()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.public_key = operator.make_key(self.home)
         operator.make_programs(self.home, self.binaries)
+        operator.write_environment(self.folder / "environment", self.home, self.binaries)
         for node in self.nodes.values():  # whoever is root on a node is the operator too
             shutil.copytree(self.home / ".ssh", node.folder / "root" / ".ssh")
         self.record()
@@ -257,7 +261,8 @@ def attach(name: str) -> Lab:
     spec = Spec(tuple(NodeSpec(**node) for node in state["spec"].pop("nodes")), **state["spec"])
     lab = Lab(spec, name=name, folder=Path(state["folder"]), keep=state["owner"] is None)
     lab._number, lab._last_address = state["number"], state["last_address"]
-    lab.public_key = (lab.home / ".ssh" / "id_ed25519.pub").read_text()
+    key = lab.home / ".ssh" / "id_ed25519.pub"
+    lab.public_key = key.read_text() if key.exists() else ""  # not yet, while the lab is being made
     for number, node in enumerate(spec.nodes):
         lab.nodes[node.name] = LabNode(lab, node, number, state["nodes"][node.name]["address"])
         lab.nodes[node.name].hardware = state["nodes"][node.name]["hardware"]
@@ -282,8 +287,7 @@ def _take_down(name: str) -> None:
     state = _read(name)
     if not state:
         return
-    for namespace in reversed(state["namespaces"]):  # the switch last: this system's cable goes with it
-        delete_namespace(namespace)
+    delete_namespaces(state["namespaces"])
     remove_cgroups(f"swarmctl-lab.{name}")
     for folder in (Path(state["folder"]), STATE / name / "run"):
         if folder.exists():

@@ -24,7 +24,7 @@ from requests.exceptions import RequestException
 from tests.lab import hardware, packages
 from tests.lab.packages import LabError
 from tests.lab.spec import NodeSpec
-from tests.lab.system import NAMESPACES, delete_namespace, eventually, kill, processes, run
+from tests.lab.system import NAMESPACES, delete_namespaces, eventually, kill, processes, run
 
 if TYPE_CHECKING:
     from tests.lab.lab import Lab
@@ -234,7 +234,7 @@ class LabNode:
         self.close()
         # The cable first: the kernel takes its time with a namespace's devices, and the next boot needs the port.
         run("ip", "-n", self.lab.namespace, "link", "delete", self.port)
-        delete_namespace(self.namespace)
+        delete_namespaces([self.namespace])
         shutil.rmtree(self.run_folder)
 
     def power_on(self, *, new_address: bool = False, keep_swarm: bool = True) -> None:

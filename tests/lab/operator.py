@@ -1,9 +1,10 @@
 """The operator's side of a lab: a home with an SSH configuration, and the environment to run programs in.
 
-Imports only the lab's node for its names.
+Imports other parts of the lab.
 """
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,28 +36,36 @@ def make_programs(home: Path, binaries: Path) -> None:
             (binaries / name).chmod(0o755)
 
 
-def write_config(home: Path, nodes: "Iterable[LabNode]") -> None:
-    """Write home/.ssh/config: where each node is just now, in the place of a name server."""
+def write_config(ssh: Path, nodes: "Iterable[LabNode]", *, seen_as: Path) -> None:
+    """Write ssh/config: where each node is just now, in the place of a name server.
+
+    Args:
+        ssh: Folder of a user's key.
+        nodes: All that there are.
+        seen_as: That folder's path for the user.
+    """
     parts = [f"Host {node.name}\n    HostName {node.address}\n    User {node.spec.user}\n" for node in nodes]
-    # A node sees its root's home as /root.
-    files = Path("/root/.ssh") if home.name == "root" else home / ".ssh"
     parts.append(
-        f"Host *\n    IdentityFile {files}/id_ed25519\n    IdentitiesOnly yes\n"
-        f"    UserKnownHostsFile {files}/known_hosts\n    GlobalKnownHostsFile /dev/null\n"
+        f"Host *\n    IdentityFile {seen_as}/id_ed25519\n    IdentitiesOnly yes\n"
+        f"    UserKnownHostsFile {seen_as}/known_hosts\n    GlobalKnownHostsFile /dev/null\n"
         "    StrictHostKeyChecking accept-new\n    LogLevel ERROR\n"
     )
-    new = home / ".ssh" / "config.new"
-    new.write_text("\n".join(parts))
-    new.replace(home / ".ssh" / "config")
+    (ssh / "config.new").write_text("\n".join(parts))
+    (ssh / "config.new").replace(ssh / "config")
 
 
 def environment(home: Path, binaries: Path) -> dict[str, str]:
     """For programs that the operator runs from this machine."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-    return {
-        **kept,
-        "HOME": str(home),
-        "PATH": f"{binaries}:{os.environ['PATH']}",
-        "SWARMCTL_STATE": str(home / "state"),
-        "NO_COLOR": "1",
-    }
+    return {**kept, **_settings(home), "PATH": f"{binaries}:{os.environ['PATH']}"}
+
+
+def write_environment(path: Path, home: Path, binaries: Path) -> None:
+    """The same, for a shell to read with ``.``"""
+    lines = [f"unset {' '.join(_NOT_PASSED_ON)}", f'export PATH={shlex.quote(str(binaries))}:"$PATH"']
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in _settings(home).items()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _settings(home: Path) -> dict[str, str]:
+    return {"HOME": str(home), "SWARMCTL_STATE": str(home / "state"), "NO_COLOR": "1"}

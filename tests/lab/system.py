@@ -44,26 +44,32 @@ def eventually(holds: Callable[[], object], seconds: float, what: str) -> None:
         time.sleep(0.05)
 
 
-def processes(namespace: str) -> list[psutil.Process]:
-    """Those that live in a network namespace of ours, so they are ours."""
-    try:
-        wanted = (NAMESPACES / namespace).stat()
-    except FileNotFoundError:
-        return []
+def processes(*namespaces: str) -> list[psutil.Process]:
+    """Those that live in network namespaces of ours, so they are ours."""
+    wanted = {_identity(NAMESPACES / name) for name in namespaces if (NAMESPACES / name).exists()}
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.NoSuchProcess):  # ended while we looked
-            its = os.stat(f"/proc/{pid}/ns/net")  # noqa: PTH116 - a link that leads nowhere as a path
-            if (its.st_dev, its.st_ino) == (wanted.st_dev, wanted.st_ino):
+            if _identity(Path(f"/proc/{pid}/ns/net")) in wanted:
                 found.append(psutil.Process(pid))
     return found
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
 def kill(victims: Callable[[], Sequence[psutil.Process]], what: str) -> None:
-    """SIGKILL processes until there are none: what they started meanwhile dies with them."""
+    """SIGKILL processes until there are none, and wait until each is gone.
+
+    The first process of a node is gone only when all in its process namespace are, wherever their network is.
+    """
+    seen: set[psutil.Process] = set()
 
     def none_left() -> bool:
-        alive = [process for process in victims() if _alive(process)]
+        seen.update(victims())
+        alive = [process for process in seen if _alive(process)]
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)  # psutil makes sure that the pid is still the same process
@@ -74,16 +80,17 @@ def kill(victims: Callable[[], Sequence[psutil.Process]], what: str) -> None:
 
 def _alive(process: psutil.Process) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def delete_namespace(name: str) -> None:
-    """Kill what lives in a network namespace and remove it; its devices go with it."""
-    kill(lambda: processes(name), f"what runs in {name}")
-    if (NAMESPACES / name).exists():
-        run("ip", "netns", "delete", name)
+def delete_namespaces(names: Sequence[str]) -> None:
+    """Kill what lives in network namespaces and remove them, in that order; their devices go with them."""
+    kill(lambda: processes(*names), f"what runs in {', '.join(names)}")
+    for name in names:
+        if (NAMESPACES / name).exists():
+            run("ip", "netns", "delete", name)
 
 
 def remove_cgroups(name: str) -> None:

@@ -8,15 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import paramiko
 import psutil
 import pytest
 
-from tests.lab import Lab, LabError, LabNode
+from tests.lab import Lab, LabError, LabNode, NodeSpec
 from tests.lab import lab as labs
 from tests.lab.fixtures import MakeLab, lab_packages, make_lab, three_nodes  # noqa: F401
+from tests.lab.hardware import KINDS
 from tests.lab.images import tiny
 from tests.lab.packages import Engine
 from tests.lab.spec import load
@@ -254,9 +256,9 @@ def test_a_throttled_link_is_as_slow_as_it_is_told_both_ways(three_nodes: Lab) -
         up = _seconds(lambda: pi.ssh("cat >/dev/null", stdin="x" * 1_000_000))
     finally:
         pi.unthrottle()
-    assert 1.8 < down < 6
-    assert 1.8 < up < 6
-    assert _seconds(lambda: pi.ssh(megabyte)) < 1.5
+    assert down > 1.8
+    assert up > 1.8
+    assert _seconds(lambda: pi.ssh(megabyte)) < min(down, up)
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -407,6 +409,8 @@ def test_a_lab_can_be_made_from_the_command_line(lab_packages: list[Engine], tmp
             [sys.executable, "-m", "tests.lab", "status"], cwd=REPOSITORY, capture_output=True, text=True, check=True
         )
         assert up.stdout in status.stdout
+        script = f". /var/tmp/swarmctl-lab/{name}/environment; ssh pi-1 hostname"
+        assert subprocess.check_output(["sh", "-c", script], text=True) == "pi-1\n"
         inside = subprocess.run(
             [sys.executable, "-m", "tests.lab", "shell", "--name", name, "pi-2", "hostname"],
             cwd=REPOSITORY, capture_output=True, text=True, check=True,
@@ -428,6 +432,15 @@ def test_a_lab_can_be_made_from_the_command_line(lab_packages: list[Engine], tmp
         ({"nodes": ["a-[1-2]", "a-2"]}, "twice in the lab: a-2"),
     ],
 )
-def test_a_wrong_lab_file_is_refused(text: dict[str, object], message: str) -> None:
+def test_a_wrong_lab_is_refused(text: dict[str, object], message: str) -> None:
     with pytest.raises(LabError, match=message):
         load(text)
+
+
+def test_the_page_has_every_key_and_kind_and_its_labs_can_be_read() -> None:
+    page = (REPOSITORY / "docs" / "lab.md").read_text()
+    for name in (*(field.name for field in fields(NodeSpec)), *KINDS):
+        assert f"`{name}`" in page
+    for name, count in (("three.yml", 3), ("forty-five.yml", 45)):
+        assert f"tests/lab/{name}" in page
+        assert len(load(Path(__file__).with_name(name)).nodes) == count

@@ -36,7 +36,7 @@ class Connection(Protocol):
         Args:
             command: For any POSIX shell; a script is best passed on `stdin` of ``sh -s``.
             stdin: What the command reads.
-            timeout: Seconds for all of it; then it is ended.
+            timeout: Seconds for all of it; then its streams are closed. sshd ends no command, so a silent one goes on.
             limit: Bytes that it may print on either stream.
 
         Raises:

@@ -18,7 +18,8 @@ ENGINE_SOCKET = "/var/run/docker.sock"
 DIAL_STDIO = "docker system dial-stdio"
 _CHUNK_BYTES = 1 << 16
 _LONGEST_GREETING = 1 << 16
-_POLL_SEC = 0.05
+_LONGEST_COMPLAINT = 500
+_POLL_SEC = 0.1
 _HTTP = b"HTTP/1."
 
 
@@ -33,7 +34,7 @@ class DockerUrl(str):
 
 
 class Stream(Protocol):
-    """A connection to the engine, by whatever way; its methods raise OSError or EOFError when it is broken."""
+    """A connection to the engine, by whatever way; its methods raise OSError when it is broken."""
 
     def recv(self, size: int, /) -> bytes:
         """Up to `size` bytes; empty at the end."""
@@ -131,7 +132,7 @@ class _Pump(socketserver.BaseRequestHandler):
             up.start()
             try:
                 self._down(stream)
-            except (OSError, EOFError):  # either side is gone, which ends it for both
+            except OSError:  # either side is gone, which ends it for both
                 pass
             finally:
                 close()
@@ -142,7 +143,7 @@ class _Pump(socketserver.BaseRequestHandler):
             while data := self.request.recv(_CHUNK_BYTES):
                 stream.sendall(data)
             stream.end_input()
-        except (OSError, EOFError):  # the other direction sees it, too, and ends both
+        except OSError:  # the other direction sees it, too, and ends both
             stream.close()
 
     def _down(self, stream: Stream) -> None:
@@ -152,9 +153,11 @@ class _Pump(socketserver.BaseRequestHandler):
             data = stream.recv(_CHUNK_BYTES)
             start += data
             if not data or len(start) > _LONGEST_GREETING:
-                said = stream.complaint() or start[:_CHUNK_BYTES].decode(errors="replace").strip()
+                said = stream.complaint() or start[:_LONGEST_COMPLAINT].decode(errors="replace").strip()
                 self.server.url.last_error = said or "the connection ended without an answer"
                 return
         self.request.sendall(start[start.index(_HTTP) :])
         while data := stream.recv(_CHUNK_BYTES):
             self.request.sendall(data)
+        if said := stream.complaint():
+            self.server.url.last_error = said

@@ -4,12 +4,10 @@ May import: ``pairs``, ``facts``, ``console``.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from .facts import Finding
@@ -21,16 +19,19 @@ _MARKS = {"error": ("✗", "bold red"), "warning": ("!", "yellow")}
 _NAMES_A_LINE = 8
 
 
-def render(findings: Sequence[Finding]) -> RenderableType:
-    """The findings by machine; what several have alike, word by word, is told once for all of them."""
+def render(findings: Sequence[Finding]) -> Text:
+    """The findings by machine; what several have alike, word by word, is told once for all of them.
+
+    To be printed with ``soft_wrap=True``: a command that is copied must be whole.
+    """
     if not findings:
         return Text("nothing found that is wrong", style="green")
-    parts: list[RenderableType] = []
+    lines: list[Text] = []
     for places, found in _by_place(findings):
-        parts.append(Text(_heading(places), style="bold"))
-        parts += [part for finding in found for part in _told(finding)]
-        parts.append(Text())
-    return Group(*parts, Text(summary(findings), style="dim"))
+        lines.append(Text(_heading(places), style="bold"))
+        lines += [line for finding in found for line in _told(finding)]
+        lines.append(Text())
+    return Text("\n").join([*lines, Text(summary(findings), style="dim")])
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -71,15 +72,12 @@ def _heading(places: Sequence[str]) -> str:
     return f"{', '.join(places[:_NAMES_A_LINE])} and {len(places) - _NAMES_A_LINE} more"
 
 
-def _told(finding: Finding) -> Iterable[RenderableType]:
+def _told(finding: Finding) -> Iterator[Text]:
     mark, style = _MARKS[finding.severity]
     mended = ("  (--fix mends it)", "dim") if finding.fix else ""
-    yield Padding(Text.assemble((f"{mark} {finding.check}", style), "  ", finding.message, mended), (0, 0, 0, 2))
+    yield Text.assemble("  ", (f"{mark} {finding.check}", style), "  ", finding.message, mended)
     for line in finding.remedy:
-        # Typed text is never wrapped: a copied command must be whole.
-        yield Padding(
-            Text(line, style="dim" if line.startswith("#") else "cyan", no_wrap=True, overflow="ignore"), (0, 0, 0, 6)
-        )
+        yield Text.assemble("      ", (line, "dim" if line.startswith("#") else "cyan"))
 
 
 def _count(number: int, what: str) -> str:

@@ -4,14 +4,16 @@ Its functions are thin over docker-py's low-level client, whose own models merge
 May import: ``errors``, ``ssh``.
 """
 
+import base64
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import quote
 
 import docker
 import requests
-from docker.errors import APIError, DockerException
+from docker.errors import APIError, DockerException, create_api_error_from_http_exception
 
 from ..errors import SwarmctlError, UnreachableError, WaitTimeoutError
 from .ssh import Connection
@@ -72,9 +74,9 @@ class Engine:
         """Tasks that the filters let through."""
         return self._list("list tasks", lambda: self._client.tasks(filters=dict(filters or {})))
 
-    def services(self) -> list[Raw]:
-        """All services."""
-        return self._list("list services", self._client.services)
+    def services(self, filters: Mapping[str, Any] | None = None) -> list[Raw]:
+        """Services that the filters let through."""
+        return self._list("list services", lambda: self._client.services(filters=dict(filters or {})))
 
     def secrets(self) -> list[Raw]:
         """All secrets, without what they hold."""
@@ -170,6 +172,73 @@ class Engine:
         answer = self._ask("tell its unlock key", self._client.get_unlock_key)
         return str(answer.get("UnlockKey", ""))
 
+    def create_network(self, name: str, body: Raw) -> None:
+        """Make a network, with the keys of the API."""
+        self._send(f"make the network {name}", "POST", "/networks/create", body={**body, "Name": name})
+
+    def remove_network(self, name: str) -> None:
+        """Remove a network that nothing uses."""
+        self._send(f"remove the network {name}", "DELETE", f"/networks/{name}")
+
+    def create_service(self, spec: Raw) -> str:
+        """Make a service of a whole raw spec; returns its id."""
+        made: str = self._send(f"create the service {spec['Name']}", "POST", "/services/create", body=spec)["ID"]
+        return made
+
+    def update_service(self, service_id: str, version: int, spec: Raw) -> None:
+        """Replace a service's spec.
+
+        Raises:
+            OutOfSequenceError: It is not at `version` any more.
+        """
+        path = f"/services/{service_id}/update?version={version}"
+        self._send(f"update the service {spec['Name']}", "POST", path, body=spec)
+
+    def service(self, name_or_id: str) -> Raw:
+        """One service."""
+        found: Raw = self._send(f"describe the service {name_or_id}", "GET", f"/services/{name_or_id}")
+        return found
+
+    def remove_service(self, service_id: str) -> None:
+        """Remove a service; its tasks end later."""
+        self._send(f"remove the service {service_id}", "DELETE", f"/services/{service_id}")
+
+    def config_data(self, name: str) -> bytes:
+        """What a config holds."""
+        found = self._send(f"read the config {name}", "GET", f"/configs/{name}")
+        return base64.b64decode(found["Spec"]["Data"])
+
+    def distribution(self, image: str) -> Raw:
+        """An image's digest and platforms, as its registry tells the engine."""
+        path = f"/distribution/{quote(image, safe='/:@')}/json"
+        found: Raw = self._send(f"find the image {image}", "GET", path)
+        return found
+
+    def run_in(self, container_id: str, argv: Sequence[str]) -> tuple[int, bytes, bytes]:
+        """Run a program in a container; returns its exit status and what it printed on either stream."""
+
+        def run() -> tuple[int, bytes, bytes]:
+            made = self._client.exec_create(container_id, list(argv))
+            out, err = self._client.exec_start(made["Id"], demux=True)
+            return self._client.exec_inspect(made["Id"])["ExitCode"], out or b"", err or b""
+
+        answer: tuple[int, bytes, bytes] = self._ask(f"run {argv[0]} in a container", run)
+        return answer
+
+    def archive(self, container_id: str, path: str) -> bytes:
+        """A file or folder of a container, as a tar archive."""
+        found: bytes = self._send(
+            f"copy {path}", "GET", f"/containers/{container_id}/archive?path={quote(path)}", timeout=600, raw=True
+        )
+        return found
+
+    def task_logs(self, task_id: str, *, since: float = 0, tail: int | None = None, timeout: float = 5) -> bytes:
+        """What a task has printed, with a time on each line, in the engine's framing of the two streams."""
+        lines = "all" if tail is None else str(tail)
+        path = f"/tasks/{task_id}/logs?stdout=1&stderr=1&timestamps=1&since={since:.9f}&tail={lines}"
+        found: bytes = self._send("give a task's logs", "GET", path, timeout=timeout, raw=True)
+        return found
+
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
@@ -181,6 +250,29 @@ class Engine:
                 self._ask(what, once)
                 return
         self._ask(what, once)
+
+    def _send(
+        self,
+        what: str,
+        method: str,
+        path: str,
+        *,
+        body: Raw | None = None,
+        timeout: float = _ANSWER_SEC,
+        raw: bool = False,
+    ) -> Any:
+        """Ask with the API's own words what docker-py has none for, or would take apart first."""
+
+        def call() -> Any:
+            url = f"{self._client.base_url}/v{self._client.api_version}{path}"
+            reply = self._client.request(method, url, json=body, timeout=timeout)
+            if not reply.ok:
+                create_api_error_from_http_exception(requests.HTTPError(response=reply))
+            if raw:
+                return reply.content
+            return reply.json() if reply.content else {}
+
+        return self._ask(what, call)
 
     def _raw(self, what: str, call: Callable[[], Any]) -> Raw:
         answer: Raw = self._ask(what, call)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from ..errors import SwarmctlError, WaitTimeoutError
 from .inventory import Host
-from .ssh import Connection, SshSettings, connect, here
+from .ssh import Connection, SshSettings, connect
 
 T = TypeVar("T")
 _CONNECT_SEC = 15.0
@@ -82,7 +82,8 @@ class _Job(Generic[T]):
                 if self._abandoned:
                     return
                 self._began = time.monotonic()
-                self._connection = self._connect()
+                seconds = min(_CONNECT_SEC, self._deadline)
+                self._connection = connect(self.host, settings=self._settings, timeout=seconds)
             with self._connection:
                 if not self._abandoned:
                     self._settle(self._work(self._connection))
@@ -105,11 +106,6 @@ class _Job(Generic[T]):
         self._abandoned = True
         if self._connection:
             self._connection.close()
-
-    def _connect(self) -> Connection:
-        if self.host.is_here:
-            return here(self._settings.sudo_password)
-        return connect(self.host, settings=self._settings, timeout=min(_CONNECT_SEC, self._deadline))
 
     def _settle(self, outcome: T | SwarmctlError) -> None:
         with self._settling:

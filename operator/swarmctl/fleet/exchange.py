@@ -4,6 +4,7 @@ One rule keeps it simple: there is one way to end everything early, which is to 
 whoever does it says why first.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,6 +58,7 @@ class _Drain(threading.Thread):
     def __init__(self, read: Callable[[int], bytes], limit: int, over: Callable[[], object]) -> None:
         super().__init__(daemon=True)
         self.data = bytearray()
+        self.error: Exception | None = None
         self._read, self._limit, self._over = read, limit, over
 
     def run(self) -> None:
@@ -66,8 +68,8 @@ class _Drain(threading.Thread):
                 if len(self.data) > self._limit:
                     self._over()
                     return
-        except (OSError, ValueError):  # closed under our hands; whoever did it has said why
-            return
+        except Exception as error:  # noqa: BLE001  # raised again by who waits for us
+            self.error = error
 
 
 def exchange(streams: Streams, *, stdin: bytes, timeout: float, limit: int) -> tuple[bytes, bytes]:
@@ -84,6 +86,7 @@ def exchange(streams: Streams, *, stdin: bytes, timeout: float, limit: int) -> t
 
     Raises:
         Stopped: It took too long, or printed too much; its streams are closed.
+        Exception: Whatever reading has raised.
     """
     why: list[Why] = []
 
@@ -106,6 +109,9 @@ def exchange(streams: Streams, *, stdin: bytes, timeout: float, limit: int) -> t
     if why:
         feeder.join(_GRACE_SEC)
         raise Stopped(why[0], stuck=feeder.is_alive())
+    for drain in drains:
+        if drain.error:
+            raise drain.error
     return bytes(drains[0].data), bytes(drains[1].data)
 
 
@@ -128,8 +134,7 @@ def alarm(seconds: float, action: Callable[[], object]) -> Iterator[threading.Ev
 
 
 def _feed(streams: Streams, data: bytes) -> None:
-    try:
+    # A command that reads no further, as `head` does, is judged by its status; a broken connection shows in the drains.
+    with contextlib.suppress(Exception):
         streams.write(data)
         streams.end_input()
-    except (OSError, ValueError, EOFError):  # it reads no further, as `head` does; its status tells whether that is bad
-        return

@@ -239,7 +239,7 @@ def labels(fleet: Observation) -> Iterator[Finding]:
             "label",
             machine.host,
             message,
-            ("swarmctl doctor --fix", f"swarmctl label --auto {node.hostname}   # the same by hand"),
+            ("swarmctl doctor --fix", "swarmctl label --auto   # the same by hand"),
             fix="label",
             subject=node.id,
         )

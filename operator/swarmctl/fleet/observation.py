@@ -23,7 +23,7 @@ NOT_SENT = "could not be sent"
 # Why a pair could not be tested; `PairResult.detail` is then ``HOST: `` and one of these, or something else.
 NO_TOOL = "has neither python3, bash nor nc to test with"
 NO_ROOT = "only root can watch a UDP port that Docker has, and sudo wants a password"
-NO_PYTHON = "has no python3 (3.7 or newer) to watch UDP ports with"
+NO_PYTHON = "has no python3 (3.7 or newer) to watch ports with"
 NO_ECHO = "answers no ping"
 NO_PING = "has no ping"
 SIMPLE_PING = "has a ping that can't forbid to split packets"

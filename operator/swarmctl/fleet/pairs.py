@@ -75,6 +75,7 @@ class Report:
         udp: What came of each datagram, as far as the sender knows.
         mtu: The largest packet that came back from each target, or why that is not known.
         got: Sources and ports of datagrams that arrived.
+        deaf: TCP ports at which nothing listens, and could not be made to.
     """
 
     sees: Mapping[int, str] = field(default_factory=dict)
@@ -82,6 +83,7 @@ class Report:
     udp: Mapping[tuple[int, int], str] = field(default_factory=dict)
     mtu: Mapping[int, str] = field(default_factory=dict)
     got: frozenset[tuple[int, int]] = frozenset()
+    deaf: frozenset[int] = frozenset()
 
 
 class Everywhere(Protocol):
@@ -240,6 +242,7 @@ def parse(stdout: bytes, stderr: bytes = b"") -> Report:
     udp: dict[tuple[int, int], str] = {}
     mtu: dict[int, str] = {}
     got: set[tuple[int, int]] = set()
+    deaf: set[int] = set()
     for line in lines[lines.index(_BEGIN) + 1 : lines.index(_END)]:
         match line.split("\t"):
             case ["see", "-", port, word] if port.isdigit():
@@ -252,9 +255,11 @@ def parse(stdout: bytes, stderr: bytes = b"") -> Report:
                 mtu[int(end)] = word
             case ["got", end, port, "-"] if end.isdigit() and port.isdigit():
                 got.add((int(end), int(port)))
+            case ["deaf", "-", port, "-"] if port.isdigit():
+                deaf.add(int(port))
             case _:  # a greeting, or a tool that talks; what is missing counts as untested
                 pass
-    return Report(sees, tcp, udp, mtu, frozenset(got))
+    return Report(sees, tcp, udp, mtu, frozenset(got), frozenset(deaf))
 
 
 # What both ends' reports say together ---------------------------------------------------------------------------
@@ -283,7 +288,12 @@ def merge(ends: Sequence[End], chosen: Sequence[Edge], reports: Sequence[Report 
             results.append(PairResult(a, b, None, "mtu", None, why))
             continue
         for port in _tcp(ends[target]):
-            results.append(PairResult(a, b, port, "tcp", *_tcp_verdict(a, sent.tcp.get((target, port), ""))))
+            word = sent.tcp.get((target, port), "")
+            if word == "refused" and isinstance(received, Report) and port in received.deaf:
+                verdict: tuple[bool | None, str] = None, f"{b}: {NO_PYTHON}"  # it may be open once Docker listens
+            else:
+                verdict = _tcp_verdict(a, word)
+            results.append(PairResult(a, b, port, "tcp", *verdict))
         for port in _UDP:
             verdict = _udp_verdict(ends, source, target, port, sent, received)
             results.append(PairResult(a, b, port, "udp", *verdict))

@@ -43,7 +43,8 @@ path_mtu() {
     printf 'mtu\t%s\t-\t%s\n' "$index" "${mtu:-$largest}"
 }
 
-# Without python3: connections by bash or nc; nobody then sees what arrives here by UDP.
+# Without python3: connections by bash or nc; nobody then sees what arrives here by UDP, or listens where
+# nobody did.
 connect() {
     # The other machine may be slower to start, and listen only then.
     for _ in 1 2 3 4 5; do
@@ -98,6 +99,11 @@ send() {
 with_tools_at_hand() {
     IFS=,
     for port in ${listen#* }; do printf 'see\t-\t%s\tno python3\n' "$port"; done
+    for port in ${listen% *}; do
+        # A listening socket is in state 0A.
+        cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -q ":$(printf %04X "$port") [0-9A-F]*:0000 0A " ||
+            printf 'deaf\t-\t%s\t-\n' "$port"
+    done
     printf '%s\n' "$edges" | {
         while IFS=' ' read -r index address tcp udp _; do
             IFS=,

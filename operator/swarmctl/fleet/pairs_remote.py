@@ -27,7 +27,9 @@ _MAGIC = b"swarmctl-doctor"  # its first byte is no VXLAN header (flag 0x08 unse
 _MORE, _DONE = b"more", b"done"
 _ROUND_SEC = 0.3
 _LINGER_SEC = 1.0  # for those whose answer got lost
-_AT_ONCE_SEC = 0.9  # a "no route" within this was said by a firewall; the kernel asks for a neighbour longer
+# Linux's names that the socket module lacks; ICMP codes of "administratively prohibited" (RFC 792, RFC 1812).
+_IP_RECVERR, _MSG_ERRQUEUE, _FROM_ICMP = 11, 0x2000, 2
+_PROHIBITED = {9, 10, 13}
 
 
 class Edge:
@@ -178,34 +180,32 @@ class Pairs:
     def _connect(self, edge: Edge, port: int) -> None:
         family = socket.AF_INET6 if ":" in edge.address else socket.AF_INET
         client = _socket(socket.SOCK_STREAM, family=family)
+        if family == socket.AF_INET:
+            client.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         self.connecting[client] = (edge, port)
-        began = time.monotonic()
         error = client.connect_ex((edge.address, port))
-
-        def settled(client: socket.socket) -> None:
-            self.selector.unregister(client)
-            self._settle(client, client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), time.monotonic() - began)
-
         if error in {0, errno.EINPROGRESS}:
-            self.selector.register(client, selectors.EVENT_WRITE, settled)
+            self.selector.register(client, selectors.EVENT_WRITE, self._connected)
         else:
-            self._settle(client, error, 0.0)
+            self._settle(client, error)
 
-    def _settle(self, client: socket.socket, error: int, took: float) -> None:
+    def _connected(self, client: socket.socket) -> None:
+        self.selector.unregister(client)
+        self._settle(client, client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _settle(self, client: socket.socket, error: int) -> None:
         edge, port = self.connecting.pop(client)
-        client.close()
         if not error:
             word = "open"
         elif error == errno.ECONNREFUSED:
             word = "refused"
         elif error == errno.ETIMEDOUT:
             word = "silent"
-        elif error == errno.EHOSTUNREACH and took < _AT_ONCE_SEC:
-            word = "rejected"
         elif error in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
-            word = "unreachable"
+            word = "rejected" if _icmp_code(client) in _PROHIBITED else "unreachable"
         else:
             word = "failed " + os.strerror(error)
+        client.close()
         edge.tcp[port] = word
 
     # All together --------------------------------------------------------------------------------------------
@@ -251,6 +251,16 @@ class Pairs:
 def _accept(server: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the other side may be gone already
         server.accept()[0].close()
+
+
+def _icmp_code(client: socket.socket) -> int | None:
+    """What a router or a firewall said; the error alone does not tell "not there" from "not allowed"."""
+    with contextlib.suppress(OSError):
+        for _, kind, data in client.recvmsg(1, 512, _MSG_ERRQUEUE)[1]:
+            # struct sock_extended_err of linux/errqueue.h: errno, origin, type, code, …
+            if kind == _IP_RECVERR and len(data) >= 8 and data[4] == _FROM_ICMP:
+                return data[6]
+    return None
 
 
 def _socket(kind: int, protocol: int = 0, family: int = socket.AF_INET) -> socket.socket:

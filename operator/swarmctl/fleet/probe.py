@@ -164,8 +164,8 @@ def _records(stdout: bytes) -> dict[str, list[str]]:
 
 
 def _one(records: Records, key: str) -> str:
-    """The first value of a key; empty where there is none."""
-    return next(iter(records.get(key, ())), "").strip("\0 \t")
+    """The first value of a key that is not empty; empty where there is none."""
+    return next(filter(None, (value.strip("\0 \t") for value in records.get(key, ()))), "")
 
 
 def _whole(text: str) -> int | None:

@@ -2,7 +2,7 @@
 # sets `manager` (an address), `manager_name` (one to be resolved here), or neither; probe.py does both halves.
 #
 # Rules: POSIX sh and no more (dash, busybox ash, bash); writes nothing; a file or a command that is missing leaves its
-# key out; few processes, since a Pi 3 needs 5 ms to start one; what a value means is decided where it is read.
+# key out; few processes, since starting them is most of what this costs; what a value means is decided where it is read.
 
 LC_ALL=C
 export LC_ALL
@@ -31,9 +31,8 @@ first() {
 
 # record KEY FILE: its first line, which may be empty: that the file exists tells something, too.
 record() {
-    [ -r "$2" ] || return
     first "$2"
-    printf '%s\t%s\n' "$1" "$line"
+    [ -r "$2" ] && printf '%s\t%s\n' "$1" "$line"
 }
 
 # find_line KEY FILE PREFIX: the first line that begins so.
@@ -63,12 +62,15 @@ identity() {
 
 # userland: 32 or 64 bit. Alpine has no getconf; there the shell's own ELF header tells.
 userland() {
-    has getconf && put long_bit "$(getconf LONG_BIT 2>/dev/null)" && return
-    first /proc/self/exe
-    case $line in
-    ?ELF"$(printf '\001')"*) put long_bit 32 ;;
-    ?ELF"$(printf '\002')"*) put long_bit 64 ;;
-    esac
+    bits=$(getconf LONG_BIT 2>/dev/null)
+    if [ -z "$bits" ]; then
+        first /proc/self/exe
+        case $line in
+        ?ELF"$(printf '\001')"*) bits=32 ;;
+        ?ELF"$(printf '\002')"*) bits=64 ;;
+        esac
+    fi
+    put long_bit "$bits"
 }
 
 processor() {
@@ -180,7 +182,7 @@ vxlan() {
 
 # ask [sudo -n]: adds to $said what the engine answers to /version and /info, or what went wrong instead.
 ask() {
-    # Asking the API costs a tenth of what the docker command does.
+    # Asking the API costs a small part of what the docker command does.
     has curl &&
         said=$("$@" curl -q -sS -m 10 --noproxy '*' --unix-socket "$socket" http://d/version http://d/info 2>&1)
     case $said in *'"ApiVersion"'*) return ;; esac
@@ -240,7 +242,7 @@ engine() {
     ask_engine
     put access "$access"
     put engine "$said"
-    # Patterns such as ${said#*…} take seconds on 10 kB in dash; splitting at the quotes takes none.
+    # Patterns such as ${said#*…} take 0.3 s on 12 kB in every shell; splitting at the quotes takes 10 ms.
     root=
     state=
     before=

@@ -213,11 +213,11 @@ class JumpHostError(SshError):
 
 
 class CommandTimeoutError(SshError):
-    """A command was not done in time, and was ended."""
+    """A command was not done in time, and is no longer waited for."""
 
     def __init__(self, host: str, seconds: float) -> None:
         """Take the host and how long was waited."""
-        super().__init__(f"{host}: the command was not done within {seconds:.0f} s, so it was ended")
+        super().__init__(f"{host}: the command was not done within {seconds:.0f} s; what it began there may go on")
 
 
 class OutputLimitError(SshError):
@@ -226,7 +226,7 @@ class OutputLimitError(SshError):
     def __init__(self, host: str, limit: int) -> None:
         """Take the host and the limit in bytes."""
         super().__init__(
-            f"{host}: the command printed more than {limit >> 10} KiB, so it was ended",
+            f"{host}: the command printed more than {limit >> 10} KiB, and is given up",
             "does the login shell (~/.bashrc, ~/.profile) of that user print without end?",
         )
 

@@ -41,6 +41,7 @@ _GREETING_LINE_SEC = 2.0
 _LONGEST_GREETING = 8192
 _PROHIBITED = 1  # RFC 4254, section 5.1
 _LIMIT_WORDS = (b"Exceeded MaxStartups", b"Not allowed at this time")  # sshd's own, since 9.6 and 9.8
+BROKEN = (paramiko.SSHException, OSError, EOFError)  # how paramiko says that a connection is no more
 _Socket = socket.socket | paramiko.Channel
 
 _log = logging.getLogger("paramiko")
@@ -99,10 +100,13 @@ class Transport(paramiko.Transport):
 
     def close(self) -> None:
         """Close at once, in whatever state."""
-        with contextlib.suppress(OSError):  # not connected any more
+        # Whoever else is closing it, or the jump host's connection that it goes through, may be quicker.
+        with contextlib.suppress(*BROKEN):
             self.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
-        super().close()
-        self.sock.close()
+        with contextlib.suppress(*BROKEN):
+            super().close()
+        with contextlib.suppress(*BROKEN):
+            self.sock.close()
 
     def _send_user_message(self, data: paramiko.Message) -> None:
         # The first message that a thread sends in open_channel is the one that opens it. paramiko knows no way to add
@@ -245,7 +249,7 @@ def _through(jump: Transport, via: Target, target: Target, deadline: Deadline) -
             reason, step = "it forbids to be jumped through", "AllowTcpForwarding yes   # in its /etc/ssh/sshd_config"
         else:
             reason, step = f"it can't connect further: {error.text}", f"ssh {via.arguments} ping {target.address}"
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except BROKEN as error:
         reason, step = f"it does not connect further: {error}", f"ssh {via.arguments} ping {target.address}"
     raise JumpHostError(target.label, via.label, reason, step)
 
@@ -258,8 +262,7 @@ def _log_in(target: Target, sock: _Socket, settings: SshSettings, deadline: Dead
         opened.callback(sock.close)
         transport = Transport(sock, _greeting(target, sock, deadline))
         opened.callback(transport.close)
-        _exchange_keys(transport, target, deadline)
-        known_hosts.verify(target, transport.get_remote_server_key())
+        known_hosts.verify(target, _exchange_keys(transport, target, deadline))
         _authenticate(transport, target, settings, deadline)
         transport.set_keepalive(_KEEPALIVE_SEC)
         opened.pop_all()
@@ -296,8 +299,8 @@ def _first_line(said: bytes) -> str:
     return said.partition(b"\n")[0].decode(errors="replace").strip()
 
 
-def _exchange_keys(transport: Transport, target: Target, deadline: Deadline) -> None:
-    """Agree on keys and see the server's; it is not trusted yet."""
+def _exchange_keys(transport: Transport, target: Target, deadline: Deadline) -> paramiko.PKey:
+    """Agree on keys; returns the server's own, which is not trusted yet."""
     options = transport.get_security_options()
     options.key_types = known_hosts.preferred_algorithms(known_hosts.known_keys(target), options.key_types)
     transport.banner_timeout = deadline.left + 1  # ours comes first
@@ -305,11 +308,14 @@ def _exchange_keys(transport: Transport, target: Target, deadline: Deadline) -> 
     transport.start_client(event=done)
     if not done.wait(deadline.left):
         raise HandshakeTimeoutError(target.label, "key exchange", deadline.seconds)
-    if not transport.is_active():
+    try:
+        return transport.get_remote_server_key()
+    except paramiko.SSHException:  # there is none
         error = transport.get_exception()
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-            raise IncompatibleError(target.label, str(error))
-        raise HandshakeBrokenError(target.label, "key exchange", str(error or "") or transport.last_words())
+            raise IncompatibleError(target.label, str(error)) from error
+        reason = str(error or "") or transport.last_words()
+        raise HandshakeBrokenError(target.label, "key exchange", reason) from error
 
 
 def _authenticate(transport: Transport, target: Target, settings: SshSettings, deadline: Deadline) -> None:
@@ -324,7 +330,7 @@ def _authenticate(transport: Transport, target: Target, settings: SshSettings, d
             except paramiko.BadAuthenticationType as error:
                 why = f"it only takes: {', '.join(error.allowed_types)}"
                 break
-            except (paramiko.SSHException, OSError, EOFError) as error:
+            except BROKEN as error:
                 if not deadline.left:
                     raise HandshakeTimeoutError(target.label, "login", deadline.seconds) from error
                 if transport.is_active():  # this key is not the one

@@ -1,0 +1,102 @@
+"""Reads what a swarm has of a stack. May import: ``state``; ``fleet.engine``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..fleet.engine import Engine
+from .state import NAMESPACE, Observed, Raw, Service, Task
+
+
+def observe_stack(engine: Engine, stack: str) -> Observed:
+    """All of one stack.
+
+    Raises:
+        EngineError: The engine is no manager, or the managers have lost their quorum.
+        UnreachableError: It does not answer.
+    """
+    label = {"label": f"{NAMESPACE}={stack}"}
+    return build(
+        stack,
+        services=engine.services(label),
+        tasks=engine.tasks(label),
+        networks=engine.overlay_networks(),
+        configs=engine.configs(),
+        secrets=engine.secrets(),
+    )
+
+
+def stacks(engine: Engine) -> list[str]:
+    """Names of the stacks whose services are ours."""
+    found = {
+        service["Spec"]["Labels"][NAMESPACE]
+        for service in engine.services({"label": NAMESPACE})
+        if any(key.startswith("fdtc.") for key in service["Spec"]["Labels"])
+    }
+    return sorted(found)
+
+
+def build(
+    stack: str,
+    *,
+    services: list[Raw],
+    tasks: list[Raw],
+    networks: list[Raw],
+    configs: list[Raw],
+    secrets: list[Raw],
+) -> Observed:
+    """Make plain data of the engine's answers; pure."""
+    network_names = {network["Id"]: network["Name"] for network in networks}
+    found = [_service(raw, network_names) for raw in services]
+    return Observed(
+        stack=stack,
+        services={service.name.removeprefix(f"{stack}_"): service for service in found},
+        tasks=tuple(_task(raw) for raw in tasks),
+        networks={network["Name"]: network for network in networks},
+        configs=_labels(configs),
+        secrets=_labels(secrets),
+    )
+
+
+def _service(raw: Raw, network_names: Mapping[str, str]) -> Service:
+    return Service(
+        id=raw["ID"],
+        version=raw["Version"]["Index"],
+        name=raw["Spec"]["Name"],
+        spec=with_network_names(raw["Spec"], network_names),
+        previous=with_network_names(raw["PreviousSpec"], network_names) if raw.get("PreviousSpec") else None,
+        update=raw.get("UpdateStatus") or {},
+    )
+
+
+def with_network_names(spec: Raw, names: Mapping[str, str]) -> Raw:
+    """The spec with networks by name, as they are written, not by id, as the engine keeps them."""
+    template = dict(spec["TaskTemplate"])
+    if template.get("Networks"):
+        template["Networks"] = [
+            {**network, "Target": names.get(network["Target"], network["Target"])} for network in template["Networks"]
+        ]
+    return {**spec, "TaskTemplate": template}
+
+
+def _task(raw: Raw) -> Task:
+    status: Mapping[str, Any] = raw.get("Status") or {}
+    container: Mapping[str, Any] = status.get("ContainerStatus") or {}
+    return Task(
+        id=raw["ID"],
+        service_id=raw.get("ServiceID", ""),
+        slot=raw.get("Slot"),
+        node_id=raw.get("NodeID", ""),
+        state=status.get("State", ""),
+        wanted=raw.get("DesiredState", ""),
+        message=status.get("Message", ""),
+        error=status.get("Err", ""),
+        since=status.get("Timestamp", ""),
+        container_id=container.get("ContainerID", ""),
+        exit_code=container.get("ExitCode"),
+        spec_version=(raw.get("SpecVersion") or {}).get("Index", 0),
+        image=(raw["Spec"].get("ContainerSpec") or {}).get("Image", ""),
+    )
+
+
+def _labels(stored: list[Raw]) -> dict[str, dict[str, str]]:
+    return {raw["Spec"]["Name"]: {**(raw["Spec"].get("Labels") or {}), "": raw["ID"]} for raw in stored}

@@ -1,0 +1,273 @@
+"""Decides what to do for a swarm to have what a stack file wants. A pure function; no I/O, an import rule holds that.
+
+May import: ``state``, ``diff``; ``fleet.swarm`` for the nodes.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..fleet.swarm import Node
+from .diff import Difference, differences
+from .state import NAMESPACE, REVISION, SERVICE, Observed, Raw, Service, Stored, Wanted
+
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True)
+class CreateNetwork:
+    """Make an overlay network."""
+
+    name: str
+    body: Raw
+
+
+@dataclass(frozen=True)
+class RemoveNetwork:
+    """Remove a network of the stack that nothing uses any more."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class StoreObject:
+    """Store a config or secret of the stack."""
+
+    kind: str
+    stored: Stored
+
+
+@dataclass(frozen=True)
+class DropObject:
+    """Remove a config or secret of the stack that nothing uses any more."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CreateService:
+    """Make a service."""
+
+    service: str
+    spec: Raw
+
+
+@dataclass(frozen=True)
+class UpdateService:
+    """Change a service.
+
+    Attributes:
+        service: Short name.
+        id: The swarm's.
+        version: Of the service that was looked at; when another is found the plan is out of date.
+        spec: The whole new spec.
+        differences: Field by field.
+        restarts: Whether its tasks are replaced.
+    """
+
+    service: str
+    id: str
+    version: int
+    spec: Raw
+    differences: tuple[Difference, ...]
+    restarts: bool
+
+
+@dataclass(frozen=True)
+class RemoveService:
+    """Remove a service that the stack file does not have."""
+
+    service: str
+    id: str
+
+
+StackAction = CreateNetwork | RemoveNetwork | StoreObject | DropObject | CreateService | UpdateService | RemoveService
+
+
+def plan(wanted: Wanted, observed: Observed) -> list[StackAction]:
+    """What to do, in an order in which each step finds what it needs; the coordinator comes before its workers."""
+    order = sorted(wanted.services, key=lambda name: name != COORDINATOR)
+    gone = [name for name in observed.services if name not in wanted.services]
+    return [
+        *(CreateNetwork(name, body) for name, body in wanted.networks.items() if name not in observed.networks),
+        *(StoreObject("config", it) for name, it in wanted.configs.items() if name not in observed.configs),
+        *(StoreObject("secret", it) for name, it in wanted.secrets.items() if name not in observed.secrets),
+        *(action for name in order for action in _service(name, wanted.services[name], observed.services.get(name))),
+        *(RemoveService(name, observed.services[name].id) for name in gone),
+        *_prune(wanted, observed),
+    ]
+
+
+def _service(name: str, wanted: Raw, present: Service | None) -> list[StackAction]:
+    if present is None:
+        return [CreateService(name, wanted)]
+    found = differences(present.spec, wanted, _declared(present))
+    if not found:
+        return []
+    restarts = any(difference.path.startswith("TaskTemplate.") for difference in found)
+    return [UpdateService(name, present.id, present.version, _merge(present.spec, wanted), tuple(found), restarts)]
+
+
+def _merge(present: Raw, wanted: Raw) -> Raw:
+    """The wanted spec, with what only the engine counts: how often an update was forced."""
+    forced = present["TaskTemplate"].get("ForceUpdate", 0)
+    return {**wanted, "TaskTemplate": {**wanted["TaskTemplate"], "ForceUpdate": forced}}
+
+
+def _declared(present: Service) -> Any:
+    """The fields that a service's maker wrote: all that it has, but what the engine fills in where nothing is said."""
+    return {
+        "Labels": present.spec.get("Labels") or {},
+        "TaskTemplate": {
+            "ContainerSpec": {
+                key: value
+                for key, value in present.spec["TaskTemplate"].get("ContainerSpec", {}).items()
+                if key not in _FILLED_IN
+            },
+            "Placement": present.spec["TaskTemplate"].get("Placement") or {},
+            "Resources": present.spec["TaskTemplate"].get("Resources") or {},
+        },
+    }
+
+
+# By the engine, or by docker's own command line, for a service that says nothing of them.
+_FILLED_IN = {"Isolation", "DNSConfig", "StopGracePeriod", "Init", "Privileges"}
+
+
+def _prune(wanted: Wanted, observed: Observed) -> Iterable[StackAction]:
+    """What the stack brought along once and does not use any more."""
+    needed = {*wanted.configs, *wanted.secrets}
+    for kind, there in (("config", observed.configs), ("secret", observed.secrets)):
+        for name, labels in there.items():
+            # Revisions are configs too, and kept on purpose.
+            if labels.get(NAMESPACE) == wanted.stack and name not in needed and REVISION not in labels:
+                yield DropObject(kind, name)
+    for name, network in observed.networks.items():
+        if (network.get("Labels") or {}).get(NAMESPACE) == wanted.stack and name not in wanted.networks:
+            yield RemoveNetwork(name)
+
+
+def removal(observed: Observed) -> list[StackAction]:
+    """What to do for a stack to be gone: workers first, so that the coordinator's last checkpoint has their work."""
+    order = sorted(observed.services, key=lambda name: name == COORDINATOR)
+    nothing = Wanted(observed.stack, {}, {}, {}, {}, (), {}, ())
+    revisions = [
+        DropObject("config", name)
+        for name, labels in observed.configs.items()
+        if labels.get(NAMESPACE) == observed.stack and REVISION in labels
+    ]
+    return [
+        *(RemoveService(name, observed.services[name].id) for name in order),
+        *_prune(nothing, observed),
+        *revisions,
+    ]
+
+
+def is_nothing(actions: Iterable[StackAction]) -> bool:
+    """Whether a plan changes nothing that anybody would notice."""
+    return not list(actions)
+
+
+def missing(wanted: Wanted, observed: Observed) -> list[tuple[str, str]]:
+    """Names that the stack expects to be there, and are not, with their kind."""
+    there: Mapping[str, Mapping[str, Any]] = {
+        "secret": observed.secrets,
+        "config": observed.configs,
+        "network": observed.networks,
+    }
+    return [(kind, name) for kind, name in wanted.external if name not in there[kind]]
+
+
+# Replicas -------------------------------------------------------------------------------------------------------
+
+
+def eligible(spec: Raw, nodes: Iterable[Node]) -> list[Node]:
+    """The nodes that a service's constraints allow, whatever else runs on them."""
+    constraints = (spec["TaskTemplate"].get("Placement") or {}).get("Constraints") or []
+    return [
+        node
+        for node in nodes
+        if node.state == "ready" and node.availability == "active" and all(holds(rule, node) for rule in constraints)
+    ]
+
+
+def holds(constraint: str, node: Node) -> bool:
+    """Whether a constraint of the scheduler holds for a node."""
+    key, operator, value = _parse(constraint)
+    facts = {
+        "node.id": node.id,
+        "node.hostname": node.hostname,
+        "node.role": node.role,
+        "node.platform.arch": node.platform_arch,
+        "node.platform.os": "linux",
+    }
+    actual = node.labels.get(key.removeprefix("node.labels."), "") if key.startswith("node.labels.") else facts.get(key)
+    if actual is None:
+        return True  # about engine labels, which the managers do not tell
+    equal = actual.lower() == value.lower()
+    return equal if operator == "==" else not equal
+
+
+def _parse(constraint: str) -> tuple[str, str, str]:
+    operator = "!=" if "!=" in constraint else "=="
+    key, _, value = constraint.partition(operator)
+    return key.strip(), operator, value.strip()
+
+
+def with_replicas(wanted: Wanted, wishes: Mapping[str, int]) -> Wanted:
+    """The same with other numbers of replicas."""
+    services = {
+        name: {**spec, "Mode": {"Replicated": {"Replicas": wishes[name]}}} if name in wishes else spec
+        for name, spec in wanted.services.items()
+    }
+    return replace(wanted, services=services)
+
+
+def replicas_of(spec: Raw) -> int | None:
+    """How many tasks a service is to have; None: one on every node."""
+    replicated = (spec.get("Mode") or {}).get("Replicated")
+    return None if replicated is None else int(replicated.get("Replicas", 1))
+
+
+def describe(action: StackAction) -> str:
+    """The action in one line."""
+    match action:
+        case CreateNetwork():
+            return f"make the network {action.name}"
+        case RemoveNetwork():
+            return f"remove the network {action.name}"
+        case StoreObject():
+            return f"store the {action.kind} {action.stored.name}"
+        case DropObject():
+            return f"remove the {action.kind} {action.name}, which nothing uses"
+        case CreateService():
+            count = replicas_of(action.spec)
+            return f"create {action.service}" + (f" with {count} replicas" if count is not None else "")
+        case UpdateService():
+            return f"update {action.service}" + ("" if action.restarts else ", without a restart")
+        case RemoveService():
+            return f"remove {action.service}"
+
+
+def as_data(action: StackAction) -> dict[str, Any]:
+    """The action for ``--json``."""
+    facts: dict[str, Any] = {"action": type(action).__name__, "what": describe(action)}
+    if isinstance(action, UpdateService):
+        facts["service"] = action.service
+        facts["restarts"] = action.restarts
+        facts["changes"] = [{"field": d.path, "old": d.old, "new": d.new} for d in action.differences]
+    return facts
+
+
+def shown(value: Any) -> str:
+    """A field's value in one line."""
+    if value is None:
+        return "nothing"
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def short_name(service: Service) -> str:
+    """The service's name within its stack."""
+    return service.spec.get("Labels", {}).get(SERVICE) or service.name.partition("_")[2]

@@ -1,0 +1,175 @@
+"""What a stack's tasks are doing, and why one is not running: per service, and per node in words. Pure.
+
+May import: ``state``, ``plan``; ``fleet.swarm`` for the nodes.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..fleet.swarm import ARCH, CLASS, MEMORY, Node
+from .plan import eligible, holds, replicas_of
+from .state import Observed, Raw, Service, Task
+
+_STARTING = {"new", "pending", "assigned", "accepted", "preparing", "ready", "starting"}
+_ENDED = {"complete", "failed", "rejected", "shutdown", "orphaned", "remove"}
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """How a service is doing.
+
+    Attributes:
+        service: Short name.
+        wished: Replicas that it should have.
+        running: Tasks that run, on nodes that answer.
+        starting: Tasks on their way.
+        waiting: Tasks that no node takes.
+        failures: Tasks that have failed since the service's last change.
+        why: What keeps it from being whole, one sentence each; empty when it is.
+        tasks: The newest task of each slot.
+    """
+
+    service: str
+    wished: int
+    running: int
+    starting: int
+    waiting: int
+    failures: int
+    why: tuple[str, ...]
+    tasks: tuple[Task, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all that it should have."""
+        return self.running >= self.wished and not self.starting
+
+
+def judge(name: str, service: Service, observed: Observed, nodes: Sequence[Node]) -> ServiceState:
+    """Judge one service by its tasks and the nodes."""
+    ready = {node.id for node in nodes if node.state == "ready"}
+    own = [task for task in observed.tasks if task.service_id == service.id]
+    newest = _newest(own)
+    wanted = [task for task in newest if task.wanted in {"running", "ready"}]
+    # Tasks of a node that went down still read "running" for a day.
+    running = [task for task in wanted if task.state == "running" and task.node_id in ready]
+    starting = [task for task in wanted if task.state in _STARTING and task.node_id]
+    waiting = [task for task in wanted if task.state in _STARTING and not task.node_id]
+    failed = [task for task in own if task.state in {"failed", "rejected"}]
+    count = replicas_of(service.spec)
+    wished = len(eligible(service.spec, nodes)) if count is None else count
+    return ServiceState(
+        name,
+        wished,
+        len(running),
+        len(starting),
+        len(waiting),
+        len(failed),
+        tuple(_why(name, service.spec, wished, len(running), waiting, failed, observed, nodes)),
+        tuple(newest),
+    )
+
+
+def _newest(tasks: Sequence[Task]) -> list[Task]:
+    """The newest task of each slot, the one that should run before those that should not."""
+    found: dict[object, Task] = {}
+    for task in sorted(tasks, key=lambda task: (task.wanted == "running", task.since)):
+        found[task.slot if task.slot is not None else task.node_id] = task
+    return sorted(found.values(), key=lambda task: (task.slot or 0, task.node_id))
+
+
+def _why(
+    name: str,
+    spec: Raw,
+    wished: int,
+    running: int,
+    waiting: Sequence[Task],
+    failed: Sequence[Task],
+    observed: Observed,
+    nodes: Sequence[Node],
+) -> list[str]:
+    if running >= wished:
+        return []
+    said = []
+    if waiting:
+        refused = Counter(reason for node in nodes if (reason := unfit(spec, node, observed)))
+        free = len(nodes) - sum(refused.values())
+        summary = "; ".join(f"{count} nodes: {reason}" if count > 1 else reason for reason, count in refused.items())
+        said.append(f"{len(waiting)} wait: {short(spec, nodes)}" + (f" ({summary})" if summary and free == 0 else ""))
+    if failed:
+        last = max(failed, key=lambda task: task.since)
+        where = next((node.hostname for node in nodes if node.id == last.node_id), last.node_id or "no node")
+        code = f", exit code {last.exit_code}" if last.exit_code else ""
+        said.append(f"{len(failed)} failed, the last on {where}: {last.error or last.message}{code}")
+    del name
+    return said
+
+
+def short(spec: Raw, nodes: Sequence[Node]) -> str:
+    """Why there is no more room, in a few words."""
+    classes = [value for key, value in _label_rules(spec) if key == CLASS]
+    kind = f" of class {classes[0]}" if classes else ""
+    return f"no free node{kind} ({len(eligible(spec, nodes))} there)"
+
+
+def unfit(spec: Raw, node: Node, observed: Observed) -> str:
+    """Why a node does not take one more task of a service; empty: nothing that can be told speaks against it."""
+    if node.state != "ready":
+        return f"{node.hostname}: {node.state}"
+    if node.availability != "active":
+        return f"{node.hostname}: {'drained' if node.availability == 'drain' else 'paused'}"
+    placement = spec["TaskTemplate"].get("Placement") or {}
+    for rule in placement.get("Constraints") or []:
+        if not holds(rule, node):
+            missing = rule.replace("node.labels.", "label ").replace(" ", "").replace("label", "label ", 1)
+            return f"{node.hostname}: {missing} missing"
+    if (most := placement.get("MaxReplicas")) and _running_there(spec, node, observed) >= most:
+        return f"{node.hostname}: runs {most} already"
+    return _too_small(spec, node) or _other_platform(placement, node)
+
+
+def _running_there(spec: Raw, node: Node, observed: Observed) -> int:
+    ids = {service.id for service in observed.services.values() if service.name == spec["Name"]}
+    return sum(
+        task.service_id in ids and task.node_id == node.id and task.wanted == "running" for task in observed.tasks
+    )
+
+
+def _too_small(spec: Raw, node: Node) -> str:
+    reserved = (spec["TaskTemplate"].get("Resources") or {}).get("Reservations") or {}
+    memory_mb = int(reserved.get("MemoryBytes") or 0) // _MIB
+    has_mb = node.memory_mb or int(node.labels.get(MEMORY) or 0)
+    if memory_mb > has_mb > 0:
+        return f"{node.hostname}: {memory_mb} MiB of memory reserved, it has {has_mb}"
+    cores = int(reserved.get("NanoCPUs") or 0) / 1e9
+    if cores > node.cores > 0:
+        return f"{node.hostname}: {cores:g} cores reserved, it has {node.cores:g}"
+    return ""
+
+
+_KERNEL_ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "armv6l": "arm"}
+
+
+def _other_platform(placement: Raw, node: Node) -> str:
+    platforms = placement.get("Platforms") or []
+    arch = node.labels.get(ARCH) or _KERNEL_ARCH.get(node.platform_arch, node.platform_arch)
+    if platforms and arch not in {_KERNEL_ARCH.get(p["Architecture"], p["Architecture"]) for p in platforms}:
+        return f"{node.hostname}: the image has nothing for {arch}"
+    return ""
+
+
+def _label_rules(spec: Raw) -> list[tuple[str, str]]:
+    placement = spec["TaskTemplate"].get("Placement") or {}
+    rules = []
+    for rule in placement.get("Constraints") or []:
+        key, equals, value = rule.partition("==")
+        if equals and key.strip().startswith("node.labels."):
+            rules.append((key.strip().removeprefix("node.labels."), value.strip()))
+    return rules
+
+
+def states(observed: Observed, nodes: Sequence[Node]) -> Mapping[str, ServiceState]:
+    """How each service is doing, the coordinator first."""
+    order = sorted(observed.services, key=lambda name: (name != "coordinator", name))
+    return {name: judge(name, observed.services[name], observed, nodes) for name in order}
