@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sshd import Sshd, free_port
@@ -16,7 +17,7 @@ from sshd import Sshd, free_port
 from swarmctl.errors import SwarmctlError, WaitTimeoutError
 from swarmctl.fleet.everywhere import everywhere
 from swarmctl.fleet.inventory import Host
-from swarmctl.fleet.ssh import Connection, SshSettings
+from swarmctl.fleet.ssh import Connection, SshSettings, connect
 from swarmctl.fleet.ssh_errors import RefusedError, SilentError
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
@@ -63,36 +64,27 @@ def test_twenty_hosts_over_the_limit_of_simultaneous_logins(at_once: int, sshd: 
     assert results == {host.name: host.name for host in hosts}
 
 
-def test_no_more_handshakes_at_once_than_said(settings: SshSettings) -> None:
-    open_now, most = 0, 0
+def test_no_more_handshakes_at_once_than_said(
+    sshd: Start, settings: SshSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going_on, most = 0, 0
     lock = threading.Lock()
 
-    def count(peer: socket.socket) -> None:
-        nonlocal open_now, most
+    def counted(*arguments: Any, **options: Any) -> Connection:
+        nonlocal going_on, most
         with lock:
-            open_now += 1
-            most = max(most, open_now)
-        peer.recv(1)  # until the client gives up
-        with lock:
-            open_now -= 1
-        peer.close()
+            going_on += 1
+            most = max(most, going_on)
+        try:
+            return connect(*arguments, **options)
+        finally:
+            with lock:
+                going_on -= 1
 
-    def serve() -> None:
-        while True:
-            try:
-                peer, _ = server.accept()
-            except OSError:
-                return
-            threading.Thread(target=count, args=(peer,)).start()
-
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
-        threading.Thread(target=serve, daemon=True).start()
-        port = server.getsockname()[1]
-        hosts = [Host(f"pi-{i}", address="127.0.0.1", port=port) for i in range(12)]
-        results = everywhere(hosts, hello, settings=settings, at_once=3, deadline=0.3)
-        server.shutdown(socket.SHUT_RDWR)
-    assert len(results) == 12
-    assert 1 < most <= 3
+    monkeypatch.setattr("swarmctl.fleet.everywhere.connect", counted)
+    server = sshd()
+    everywhere([server.host(f"pi-{i}") for i in range(12)], hello, settings=settings, at_once=3)
+    assert most == 3
 
 
 def test_work_goes_on_on_all_hosts_while_few_log_in(sshd: Start, settings: SshSettings) -> None:

@@ -13,12 +13,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
 from tests.lab.hardware import KINDS
 from tests.lab.packages import LabError
+
+Sudo = Literal["none", "nopasswd", "password"]
+Sshd = Literal["ok", "off", "hang"]
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,10 @@ class NodeSpec:
     machine_id: str = ""
     user: str = "root"
     docker_group: bool = True
-    sudo: Literal["none", "nopasswd", "password"] = "none"
+    sudo: Sudo = "none"
     password: str = "raspberry"
     greeting: str = ""
-    sshd: Literal["ok", "off", "hang"] = "ok"
+    sshd: Sshd = "ok"
     max_startups: str = "100"
     clock_offset: float = 0.0
     docker: bool = True
@@ -79,7 +82,7 @@ def load(source: Path | Mapping[str, Any]) -> Spec:
     Raises:
         LabError: It says something that a lab doesn't know.
     """
-    text = yaml.safe_load(source.read_text()) if isinstance(source, Path) else source
+    text = _read(source) if isinstance(source, Path) else source
     if not isinstance(text, Mapping) or not text.get("nodes"):
         raise LabError("a lab file is a mapping with a list called nodes")
     _known(text, {field.name for field in fields(Spec)}, "the lab")
@@ -88,6 +91,13 @@ def load(source: Path | Mapping[str, Any]) -> Spec:
     if twice := {name for name in names if names.count(name) > 1}:
         raise LabError(f"twice in the lab: {', '.join(sorted(twice))}")
     return Spec(nodes, str(text.get("engine", "newest")), bool(text.get("registry", False)))
+
+
+def _read(path: Path) -> object:
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise LabError(f"{path}: {error}") from error
 
 
 def _nodes(entry: str | Mapping[str, Any]) -> Iterator[NodeSpec]:
@@ -99,7 +109,12 @@ def _nodes(entry: str | Mapping[str, Any]) -> Iterator[NodeSpec]:
     pattern = NodeSpec(**keys)
     if pattern.hardware not in KINDS:
         raise LabError(f"node {pattern.name}: no hardware {pattern.hardware} (there: {', '.join(KINDS)})")
+    for key, kinds in (("sudo", Sudo), ("sshd", Sshd)):
+        if getattr(pattern, key) not in get_args(kinds):
+            raise LabError(f"node {pattern.name}: {key} is one of {', '.join(get_args(kinds))}")
     for name in expand(pattern.name):
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,39}", name):
+            raise LabError(f"a node's name is at most 40 of a-z, 0-9, - and ., not {name}")
         yield replace(pattern, name=name, hostname=pattern.hostname or name)
 
 

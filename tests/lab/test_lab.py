@@ -429,10 +429,13 @@ def test_a_lab_can_be_made_from_the_command_line(lab_packages: list[Engine], tmp
         ({}, "a list called nodes"),
         ({"nodes": ["a"], "engin": "28"}, "unknown engin"),
         ({"nodes": [{"name": "a", "hardware": "rpi9"}]}, "no hardware rpi9"),
+        ({"nodes": [{"name": "a", "sudo": "maybe"}]}, "sudo is one of none, nopasswd, password"),
+        ({"nodes": ["A_1"]}, "not A_1"),
+        (Path("/nowhere.yml"), "/nowhere.yml: .*No such file"),
         ({"nodes": ["a-[1-2]", "a-2"]}, "twice in the lab: a-2"),
     ],
 )
-def test_a_wrong_lab_is_refused(text: dict[str, object], message: str) -> None:
+def test_a_wrong_lab_is_refused(text: dict[str, object] | Path, message: str) -> None:
     with pytest.raises(LabError, match=message):
         load(text)
 

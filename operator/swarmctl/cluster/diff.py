@@ -62,11 +62,18 @@ def _walk(path: str, key: str, old: Any, new: Any, declared: Any) -> Iterator[Di
             elif not _is_nothing(before[name]):
                 yield Difference(here, before[name], None)
     elif isinstance(new, list | tuple) and (comparable := _by_name(key, new)) is not None:
-        # A list is declared whole: an entry that is not wanted is to go.
-        before_list = _by_name(key, old or []) or {}
-        yield from _walk(path, "", before_list, comparable, before_list)
+        yield from _walk_entries(path, _by_name(key, old or []) or {}, comparable)
     elif not _same(old, new):
         yield Difference(path, old, new)
+
+
+def _walk_entries(path: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
+    """A list is declared whole: an entry that is not wanted is to go."""
+    for name in sorted({*before, *after}):
+        if name in after:
+            yield from _walk(f"{path}.{name}", "", before.get(name), after[name], None)
+        else:
+            yield Difference(f"{path}.{name}", before[name], None)
 
 
 def _by_name(key: str, entries: Sequence[Any]) -> dict[str, Any] | None:

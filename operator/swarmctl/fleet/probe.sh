@@ -2,7 +2,7 @@
 # sets `manager` (an address), `manager_name` (one to be resolved here), or neither; probe.py does both halves.
 #
 # Rules: POSIX sh and no more (dash, busybox ash, bash); writes nothing; a file or a command that is missing leaves its
-# key out; few processes, since starting them is most of what this costs; what a value means is decided where it is read.
+# key out; few processes, since starting them is most of what this costs; what a value means, its reader decides.
 
 LC_ALL=C
 export LC_ALL
@@ -145,7 +145,7 @@ network() {
     has ip || return
     put address "$(ip addr show 2>/dev/null)"
     put network "$(ip route show 2>/dev/null)"
-    # A name means what it means here. No packet is sent: 198.51.100.1 is nobody's (RFC 5737), so the default route is taken.
+    # A name means what it means here. No packet is sent; 198.51.100.1 is nobody's (RFC 5737): the default route.
     if [ -n "$manager_name" ]; then
         manager=$(getent ahostsv4 "$manager_name" 2>/dev/null)
         manager=${manager%%[!0-9.]*}
