@@ -78,15 +78,8 @@ def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None
         if node is None:
             return Reading(None, [Problem(1, 1, "", "the file is empty")])
         _merge(loader, node, set())
-        if variables is not None and isinstance(kind, Keys) and isinstance(node, yaml.MappingNode):
-
-            def refuse(at: yaml.Node, path: str, message: str) -> None:
-                _refuse(at, path, message, problems)
-
-            node.value = [
-                (key, substitute(value, key.value, variables, refuse) if key.value in kind.known else value)
-                for key, value in node.value
-            ]
+        if variables is not None:
+            _fill_in(node, kind, variables, problems)
         _find_places(node, "", places)
         value = kind.read(node, "", problems)
     except yaml.MarkedYAMLError as error:
@@ -95,6 +88,10 @@ def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None
         return Reading(None, [Problem(line, column, "", f"not valid YAML: {error.problem or error.context}")])
     except yaml.YAMLError as error:
         return Reading(None, [Problem(1, 1, "", f"not valid YAML: {error}")])
+    except RecursionError:
+        return Reading(
+            None, [Problem(1, 1, "", "not valid YAML: an anchor contains itself, or keys are nested too deep")]
+        )
     finally:
         loader.dispose()
     return Reading(value, once(problems), places)
@@ -378,6 +375,17 @@ def plain(node: yaml.Node) -> Any:
 
 
 # Helpers -------------------------------------------------------------------------------------------------------
+
+
+def _fill_in(node: yaml.Node, kind: Kind, variables: Mapping[str, str], problems: list[Problem]) -> None:
+    def refuse(at: yaml.Node, path: str, message: str) -> None:
+        _refuse(at, path, message, problems)
+
+    if isinstance(kind, Keys) and isinstance(node, yaml.MappingNode):
+        node.value = [
+            (key, substitute(value, str(key.value), variables, refuse) if str(key.value) in kind.known else value)
+            for key, value in node.value
+        ]
 
 
 def _find_places(node: yaml.Node, path: str, places: dict[str, tuple[int, int]]) -> None:
