@@ -89,9 +89,7 @@ def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None
     except yaml.YAMLError as error:
         return Reading(None, [Problem(1, 1, "", f"not valid YAML: {error}")])
     except RecursionError:
-        return Reading(
-            None, [Problem(1, 1, "", "not valid YAML: an anchor contains itself, or keys are nested too deep")]
-        )
+        return Reading(None, [Problem(1, 1, "", "not valid YAML: nested too deep, or an anchor contains itself")])
     finally:
         loader.dispose()
     return Reading(value, once(problems), places)

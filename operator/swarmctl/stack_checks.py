@@ -234,10 +234,8 @@ def _check_memory(file: _File, path: str, deploy: Keys, profile: str | None) -> 
     limit = _get(deploy, "resources", "limits").get("memory")
     if reserved and limit and size_bytes(limit) < size_bytes(reserved):
         file.refuse(f"{path}.deploy.resources.limits.memory", f"{limit} is less than the {reserved} that are reserved")
-    if not reserved or profile not in _MEMORY_MB:
-        return
-    most = _MEMORY_MB[profile] * 1024**2
-    if size_bytes(reserved) > most:
+    most = _MEMORY_MB.get(profile or "", 0) * 1024**2
+    if most and reserved and size_bytes(reserved) > most:
         file.refuse(
             f"{path}.deploy.resources.reservations.memory",
             f"{reserved} is more than a {profile} has for it ({size_text(most)}): it would never run there",
@@ -261,9 +259,7 @@ def _check_declared(file: _File) -> None:
             external = known.get("external")
             if external:
                 _check_external(file, path, known)
-            elif needed and not known.get(needed) and known.get("external") is not None:
-                file.refuse(path, f"says neither {needed} nor external: true")
-            elif needed and not known.get(needed) and f"{path}.{needed}" not in file.places:
+            elif needed and f"{path}.{needed}" not in file.places:
                 file.refuse(path, f"says neither {needed} nor external: true")
 
 

@@ -30,6 +30,7 @@ AMD64, ARM64 = "linux/amd64", "linux/arm64"
 # Debian 12 with Python and little else, in place of python:3.12-slim-bookworm.
 PYTHON = "3.11"
 TAG = "0.1.0"
+_KEPT = 8
 _SUITE = "bookworm"
 _DEBIAN = (
     "--variant=essential",
@@ -123,9 +124,18 @@ def _made(name: str, build: Callable[[Lab], None]) -> Path:
                 build(builder)
                 new = kept.with_suffix(".new")
                 shutil.rmtree(new, ignore_errors=True)
-                shutil.copytree(builder.folder / "registry", new)
+                shutil.copytree(builder.folder / "registry", new, copy_function=_share)
             new.rename(kept)
+        os.utime(kept)
+        _forget(name.partition("-")[0])
     return kept
+
+
+def _forget(kind: str) -> None:
+    """Remove all but those used last: every change to the agent's sources makes another one."""
+    trees = [path for path in _cache().glob(f"{kind}-*") if path.is_dir()]
+    for tree in sorted(trees, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+        shutil.rmtree(tree)
 
 
 def _hand_out(kept: Path, lab: Lab) -> None:

@@ -18,7 +18,8 @@ from .. import coordinator
 from ..console import Story
 from ..errors import StackError, SwarmctlError, UnreachableError, UsageError
 from ..schema import did_you_mean
-from ..stack import MOST_LOCAL_REPLICAS, Stack
+from ..stack import Stack
+from ..stack_schema import MOST_LOCAL_REPLICAS
 from . import checkpoints, ports
 from .client import ask, start_supervisor
 from .observe import Observed, observe
