@@ -19,7 +19,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from . import choose, cluster_cli, coordinator, fleet_cli, generate, logs, stack
+from . import choose, cluster_cli, coordinator, fleet_cli, generate, logs, stack, stack_schema
+from .cluster import render
 from .console import Story, output, print_json
 from .errors import Exit, InterruptedByUserError, SwarmctlError, UnreachableError, UsageError
 from .local import checkpoints, engine, processes, status
@@ -251,19 +252,34 @@ def rm(
 
 
 @app.command()
-def config(stack_name: StackNeeded, local: Local = False, as_json: AsJson = False) -> None:
-    """Check a stack and print it (--local: the files and commands)."""
+def config(
+    stack_name: Annotated[str, typer.Option("--stack", help="A built-in stack's name, or the path of a file.")] = "",
+    local: Local = False,
+    registry: Annotated[
+        str | None, typer.Option("--registry", envvar="REGISTRY", help="HOST:PORT that the agent's image comes from.")
+    ] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of stack files, for editors.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a stack and print it as docker stack deploy takes it (--local: the files and commands)."""
+    if schema:
+        print_json(stack_schema.published())
+        return
+    if not stack_name:
+        raise UsageError("which stack?", *(f"swarmctl config --stack {name}" for name in stack.built_in_stacks()))
     found = stack.load(stack_name)
-    if as_json:
-        print_json(found.as_data())
-    elif not local:
-        print(stack.render(found), end="")
-    else:
+    for warning in found.warnings:
+        Story().warn(warning)
+    if local:
         wanted = processes.want(found, local_folder(choose.root(), found.name), found.replicas, 7100, 7180)
         for path, text in wanted.files.items():
             print(f"# {path}\n{text}")
         for process in wanted.deployment.processes:
             print(f"# {process.name}\n{' '.join(process.argv)}")
+    elif as_json:
+        print_json(render.as_data(found, replicas={}, registry=registry))
+    else:
+        print(render.render(found, replicas={}, registry=registry), end="")
 
 
 @app.command()

@@ -191,7 +191,7 @@ def doctor(
     if as_json:
         print_json(telling.as_json(diagnosis.findings))
     else:
-        output().print(telling.render(diagnosis.findings))
+        output().print(telling.render(diagnosis.findings), soft_wrap=True)
     if diagnosis.problem:
         raise diagnosis.problem
 

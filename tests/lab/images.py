@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from swarmctl.cluster import context
-from swarmctl.cluster.image import Image
+from swarmctl.cluster import build_context
+from swarmctl.cluster.agent_image import Image
 from swarmctl.console import Story
 from tests.lab import emulation, packages
 from tests.lab.lab import Lab
@@ -38,7 +38,7 @@ _DEBIAN = (
     *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale")),
 )
 _BASE_RECIPE = "FROM scratch\nARG TARGETARCH\nADD ${TARGETARCH}.tar /\n"
-_SOURCES = ("agent/swarm_agent", "protocol/fdtc", "images", "operator/swarmctl/cluster/context.py")
+_SOURCES = ("agent/swarm_agent", "protocol/fdtc", "images", "operator/swarmctl/cluster/build_context.py")
 
 
 def tiny(lab: Lab, name: str = "tiny", *, version: str = "1") -> str:
@@ -67,7 +67,7 @@ def agent(lab: Lab, platforms: Sequence[str] = (AMD64,)) -> str:
         LabError: The lab has no registry, or the build failed.
     """
     platforms = tuple(platforms)
-    key = _hash(*_files(), *context.requirements(), *platforms, _base_key(platforms))
+    key = _hash(*_files(), *build_context.requirements(), *platforms, _base_key(platforms))
     _hand_out(_made(f"agent-{key}", lambda builder: _build_agent(builder, platforms)), lab)
     return f"{lab.registry}/swarm-agent:{TAG}"
 
@@ -160,7 +160,7 @@ def _build_base(lab: Lab, archives: Path) -> None:
 def _build_agent(lab: Lab, platforms: tuple[str, ...]) -> None:
     variables = {"REGISTRY": lab.registry, "TAG": TAG, "PLATFORMS": ",".join(platforms), "BASE": base(lab, platforms)}
     image = Image(platforms, TAG, python=PYTHON)
-    with context.laid_out(image, _cache(), Story()) as folder, emulation.of(*image.architectures):
+    with build_context.laid_out(image, _cache(), Story()) as folder, emulation.of(*image.architectures):
         _buildx(lab, folder, "bake", "--push", **variables)
 
 

@@ -21,7 +21,7 @@ from .state import NAMESPACE, Raw, Stored, Wanted
 
 Content = Mapping[str, Any]
 DEFAULT_NETWORK = "default"
-DATA = "data"  # the name of the config that brings a small data file along
+DATA = "fdtc-data"  # the name of the config that brings a small data file along
 DATA_FOLDER = "/data"
 # A worker that gives up is started again by the swarm, and counts as a failure there; waiting costs nothing.
 _NETWORK = {"reconnect_attempts": 0}
@@ -78,7 +78,7 @@ def composed(stack: Stack, *, replicas: Mapping[str, int], registry: str | None 
     Args, raises: As `wanted`.
     """
     content = {key: value for key, value in stack.content.items() if key != "name" and not key.startswith("x-")}
-    data, brought = _data(stack)
+    data, brought = data_in_containers(stack)
     content["services"] = {
         name: _service(stack, name, keys, data, replicas.get(name), registry)
         for name, keys in stack.content["services"].items()
@@ -144,7 +144,7 @@ def _text(value: object) -> str:
 # Data ------------------------------------------------------------------------------------------------------------
 
 
-def _data(stack: Stack) -> tuple[str, bool]:
+def data_in_containers(stack: Stack) -> tuple[str, bool]:
     """The data's name in the containers, and whether it is a file that is to be brought there.
 
     Raises:
@@ -185,8 +185,9 @@ def _named(stack: Stack, name: str, keys: Content) -> dict[str, Any]:
     if keys.get("external"):
         return dict(keys)
     content = stack.files[keys["file"]]
-    digest = hashlib.sha256(content).hexdigest()[:12]
-    return {**keys, "name": f"{keys.get('name') or f'{stack.name}_{name}'}-{digest}"}
+    ending = f"-{hashlib.sha256(content).hexdigest()[:12]}"
+    base = str(keys.get("name") or f"{stack.name}_{name}").removesuffix(ending)  # a rendered file has it already
+    return {**keys, "name": base + ending}
 
 
 def _stored(stack: Stack, content: Content, section: Literal["configs", "secrets"]) -> Iterator[tuple[str, Stored]]:

@@ -151,7 +151,7 @@ def _files(stack: str, keys: Keys, content: Keys, section: str, name_key: str) -
                 "Name": mount.get("target") or mount["source"],
                 "UID": mount.get("uid") or "0",
                 "GID": mount.get("gid") or "0",
-                "Mode": _mode_bits(mount.get("mode", 0o444)),
+                "Mode": mode_bits(mount.get("mode", 0o444)),
             },
         }
         for mount in keys.get(section) or ()
@@ -159,7 +159,8 @@ def _files(stack: str, keys: Keys, content: Keys, section: str, name_key: str) -
     return sorted(files, key=lambda entry: str(entry[name_key]))
 
 
-def _mode_bits(mode: int | str) -> int:
+def mode_bits(mode: int | str) -> int:
+    """Permissions as a number, however they were written."""
     return mode if isinstance(mode, int) else file_mode(mode)
 
 

@@ -6,7 +6,7 @@ May import: all of ``fleet``, ``console``, ``errors``.
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -322,19 +322,15 @@ def _join_row(verdict: joining.Verdict, results: dict[str, str | SwarmctlError],
 
 def _reach(machines: Sequence[Machine], found: Manager, settings: Settings) -> dict[str, list[Finding]]:
     """What stands between each machine that is to join and the managers, tested both ways."""
-    managers = [
-        Machine(machine_host(node, found, settings), node, Probe())
-        for node in found.swarm.managers
-        if node.state == "ready"
-    ]
+    managers = look(found, settings, [node for node in found.swarm.managers if node.state == "ready"])
     everyone = [*managers, *machines]
     tested = pairs(ends(everyone, found.swarm), settings.ssh)
     seen = Observation(found.swarm, tuple(observed(machine) for machine in everyone), tuple(tested), time.time())
-    names = {machine.host.name for machine in machines}
-    blamed: dict[str, list[Finding]] = {name: [] for name in names}
-    for finding in reach(seen):
-        for name in names & set(finding.where.split(" -> ")) or (names if finding.where == "swarm" else set()):
-            blamed[name].append(finding)
+    blamed = {}
+    for machine in machines:
+        # Judged by itself: a manager that it can't reach is the manager's fault only where others can't either.
+        own = tuple(test for test in tested if machine.host.name in {test.source, test.target})
+        blamed[machine.host.name] = reach(replace(seen, pairs=own))
     return blamed
 
 

@@ -2,7 +2,7 @@
 
 pip runs here, on the operator's machine, with its own settings (index, certificates, cache), and takes the wheels of
 the architecture that is asked for. So the build needs no network and no pip, and nothing is unpacked by an emulated
-processor. May import: ``image``, ``errors``, ``console``.
+processor. May import: ``agent_image``, ``errors``, ``console``.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..console import Story
 from ..errors import SwarmctlError
-from .image import Image, install_options
+from .agent_image import Image, install_options
 
 _PROJECT = "swarmctl"
 _PACKAGES = ("swarm_agent", "fdtc")
