@@ -12,6 +12,9 @@ variable "PLATFORMS" {
 variable "BASE" {
   default = "python:3.12-slim-bookworm"
 }
+variable "PYTHON" {
+  default = "3.12"
+}
 variable "VERSION" {
   default = ""
 }
@@ -33,13 +36,14 @@ target "agent" {
   platforms = split(",", PLATFORMS)
   tags      = [REGISTRY == "" ? "swarm-agent:${TAG}" : "${REGISTRY}/swarm-agent:${TAG}"]
   args = {
-    BASE = BASE
+    BASE   = BASE
+    PYTHON = PYTHON
   }
   labels = {
     "org.opencontainers.image.title"    = "swarm-agent"
     "org.opencontainers.image.version"  = VERSION
-    "org.opencontainers.image.revision" = REVISION
-    "org.opencontainers.image.source"   = SOURCE
+    "org.opencontainers.image.revision" = REVISION == "" ? null : REVISION
+    "org.opencontainers.image.source"   = SOURCE == "" ? null : SOURCE
     "org.opencontainers.image.licenses" = "Apache-2.0"
   }
   # Attestations come as one more manifest for a platform "unknown", which a node's scheduler would have to skip.

@@ -30,6 +30,7 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
 CompressionName = Literal["none", "fp16", "topk", "qsgd"]
+Method = Literal["full", "lora"]
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -76,6 +77,8 @@ class CoordinatorNetwork(Section, frozen=True):
 class CoordinatorTraining(Section, frozen=True):
     """The update rule. Formulas and sources are in ``optim``."""
 
+    method: Method = "full"  # all weights, or adapters beside frozen ones
+    lora_rank: Positive = 16  # inner size of each adapter, with lora
     optimizer: Literal["adam", "adamw", "sgd", "nesterov_outer"] = "adam"
     learning_rate: Annotated[float, Meta(gt=0)] = 1e-4
     beta1: Fraction = 0.9
@@ -151,6 +154,8 @@ class Hardware(Section, frozen=True):
 class WorkerTraining(Section, frozen=True):
     """How much this worker computes before it pushes."""
 
+    method: Method = "full"  # the same as the coordinator's
+    lora_rank: Positive = 16
     batch_size: Annotated[int, Meta(ge=0, lt=2**32)] = 0  # 0: from the profile
     accumulation_steps: Count = 0  # 0: as the coordinator assigns
     context: Count = 0  # tokens of one sample; 0: the model's own

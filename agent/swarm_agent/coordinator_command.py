@@ -32,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     config = commands.read_config(CoordinatorConfig, options)
+    models.require_method(config.training.method, config.model.name)
     model = models.load_model(config.model.name, config.training.seed)
     context = models.context_of(model, config.training.context)
     coordinator = Coordinator(model.parameters, config, context=context, model_name=config.model.name)

@@ -86,6 +86,20 @@ def _built_in(name: str, seed: int) -> "RWKV7":
     return rwkv7.RWKV7(rwkv7.PRESETS[name], seed=seed)
 
 
+def require_method(method: str, model: str) -> None:
+    """Refuse a way of training that there is no code for yet, before a large model is made for nothing.
+
+    Raises:
+        ModelError: It is not "full".
+    """
+    if method != "full":
+        raise ModelError(
+            f'{model} is to be trained with method = "{method}" ([training], FDTC_TRAINING_METHOD), which this version '
+            'of the agent can\'t do yet. Set method = "full" with a model that fits into the memory of your machines, '
+            "such as rwkv-100m."
+        )
+
+
 def context_of(model: TrainableModel, wanted: int) -> int:
     """Tokens in one sample: as configured, else 128 for a built-in model, else 1: a sample is a sample."""
     from .rwkv7 import RWKV7

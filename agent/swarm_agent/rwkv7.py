@@ -115,6 +115,7 @@ _LARGE_RANKS = {"rank_w": 96, "rank_a": 96, "rank_v": 64, "rank_g": 256}
 PRESETS: Mapping[str, Config] = {
     "rwkv-tiny": Config(),  # 0.78 M
     "rwkv-small": Config(layers=4, width=256, head_size=64),  # 3.6 M
+    "rwkv-100m": Config(layers=12, width=768, head_size=64, **_SMALL_RANKS),  # 91 M: rwkv-0.1b for bytes
     "rwkv-0.1b": Config(layers=12, width=768, head_size=64, vocabulary=65536, **_SMALL_RANKS),  # 191 M
     "rwkv-0.4b": Config(layers=24, width=1024, head_size=64, vocabulary=65536, **_SMALL_RANKS),  # 451 M
     "rwkv-1b": Config(layers=24, width=1536, head_size=64, vocabulary=65536, **_MEDIUM_RANKS),  # 914 M

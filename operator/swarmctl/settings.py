@@ -7,6 +7,7 @@ from typing import Any
 from .stack import Stack, WorkerClass
 
 Sections = Mapping[str, Mapping[str, Any]]
+_SHARED = ("method", "lora_rank", "context", "seed")  # keys of training that workers know too
 
 
 def coordinator_sections(stack: Stack) -> Sections:
@@ -22,7 +23,7 @@ def coordinator_sections(stack: Stack) -> Sections:
 
 def worker_sections(stack: Stack, worker: WorkerClass) -> Sections:
     """Sections of the TOML file that all workers of one class share."""
-    shared = {key: stack.training[key] for key in ("context", "seed") if key in stack.training}
+    shared = {key: stack.training[key] for key in _SHARED if key in stack.training}
     return {
         "model": {"name": stack.model},
         "hardware": {"profile": worker.profile},
@@ -31,7 +32,7 @@ def worker_sections(stack: Stack, worker: WorkerClass) -> Sections:
             "accumulation_steps": worker.accumulation_steps,
             **shared,
         },
-        "data": {"path": stack.data},
+        "data": {"path": stack.data, **({"tokenizer": stack.tokenizer} if stack.tokenizer else {})},
         "compression": dict(stack.compression),
     }
 

@@ -55,6 +55,7 @@ class Stack:
         path: Where it was read from.
         model: A built-in model's name, or ``package.module:factory``.
         data: A built-in text's name, or a path, absolute by now.
+        tokenizer: Its name; empty: the agent's default.
         image: Of coordinator and workers; empty: what each service's own ``image`` says.
         steps: The version at which the run ends; 0: it goes on until it is stopped.
         training: Keys of ``[training]``, without `steps`.
@@ -70,6 +71,7 @@ class Stack:
     path: Path
     model: str
     data: str
+    tokenizer: str
     image: str
     steps: int
     training: Section
@@ -100,6 +102,7 @@ class Stack:
         return {
             "model": self.model,
             "data": self.data,
+            **({"tokenizer": self.tokenizer} if self.tokenizer else {}),
             **({"image": self.image} if self.image else {}),
             "training": {**self.training, **({"steps": self.steps} if self.steps else {})},
             "compression": dict(self.compression),
@@ -182,6 +185,7 @@ def _build(path: Path, content: Section, files: Mapping[str, bytes], warnings: t
         path=path,
         model=ours["model"],
         data=ours["data"],
+        tokenizer=ours.get("tokenizer", ""),
         image=ours.get("image", ""),
         steps=steps,
         training=training,

@@ -307,6 +307,7 @@ def stack_schema() -> Keys:
         {
             "model": Text(),
             "data": Text(),
+            "tokenizer": Text(("bytes", "world")),
             "image": Text(),
             "training": _TRAINING,
             "compression": _COMPRESSION,

@@ -161,6 +161,17 @@ def test_a_file_of_the_configuration_is_used(sshd: Start, settings: SshSettings,
     assert not settings.known_hosts.exists()
 
 
+def test_a_configuration_that_remembers_nothing(sshd: Start, settings: SshSettings) -> None:
+    settings.config_path.write_text("Host *\n  UserKnownHostsFile /dev/null\n")
+    server = sshd()
+    for _ in range(2):
+        log_in(server.host(), settings)
+        server.stop()
+        server.new_host_key()
+        server.start()
+    assert not settings.known_hosts.exists()
+
+
 def test_a_file_that_can_not_be_written(sshd: Start, settings: SshSettings) -> None:
     settings.known_hosts.mkdir()
     with pytest.raises(KnownHostsError, match="directory"):

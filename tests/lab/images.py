@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from swarmctl.cluster import build_context
-from swarmctl.cluster.agent_image import Image
+from swarmctl.cluster.agent_image import AgentImage
 from swarmctl.console import Story
 from tests.lab import emulation, packages
 from tests.lab.lab import Lab
@@ -158,8 +158,14 @@ def _build_base(lab: Lab, archives: Path) -> None:
 
 
 def _build_agent(lab: Lab, platforms: tuple[str, ...]) -> None:
-    variables = {"REGISTRY": lab.registry, "TAG": TAG, "PLATFORMS": ",".join(platforms), "BASE": base(lab, platforms)}
-    image = Image(platforms, TAG, python=PYTHON)
+    variables = {
+        "REGISTRY": lab.registry,
+        "TAG": TAG,
+        "PLATFORMS": ",".join(platforms),
+        "BASE": base(lab, platforms),
+        "PYTHON": PYTHON,
+    }
+    image = AgentImage(platforms, TAG, python=PYTHON)
     with build_context.laid_out(image, _cache(), Story()) as folder, emulation.of(*image.architectures):
         _buildx(lab, folder, "bake", "--push", **variables)
 

@@ -117,10 +117,10 @@ def test_what_config_prints_is_a_stack_that_means_the_same(tmp_path: Path, name:
 def test_what_docker_stack_config_prints_is_accepted() -> None:
     printed = stack.load(str(Path(__file__).with_name("printed_by_docker_stack_config.yml")))
     assert {service: worker.batch_size for service, worker in printed.classes.items()} == {
-        "worker-rpi": 4,
-        "worker-laptop": 8,
-        "worker-desktop": 8,
-        "worker-server": 16,
+        "worker-rpi": 2,
+        "worker-laptop": 4,
+        "worker-desktop": 4,
+        "worker-server": 8,
     }
     assert printed.training["learning_rate"] == 0.002
 

@@ -202,6 +202,7 @@ def test_training_on_one_batch_learns_it() -> None:
     [
         ("rwkv-tiny", 0.78),
         ("rwkv-small", 3.6),
+        ("rwkv-100m", 91),
         ("rwkv-0.1b", 191),
         ("rwkv-0.4b", 451),
         ("rwkv-1b", 914),

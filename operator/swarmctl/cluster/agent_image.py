@@ -8,7 +8,6 @@ from ..errors import UsageError
 REPOSITORY = "swarm-agent"
 BASE = "python:3.12-slim-bookworm"
 PYTHON = "3.12"  # of the base
-SOURCE = "https://github.com/swarmctl/swarmctl"
 # By the architecture as the nodes' label fdtc.arch has it, which is the Docker engine's word.
 PLATFORMS = {"amd64": "linux/amd64", "arm64": "linux/arm64"}
 _WORDS = {"x86_64": "amd64", "aarch64": "arm64", "i386": "386", "i686": "386", "armv6l": "arm", "armv7l": "arm"}
@@ -19,7 +18,7 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
-class Image:
+class AgentImage:
     """The agent's image, as it is to be built.
 
     Attributes:

@@ -1,70 +1,91 @@
 """Builds the agent's image and pushes it, through ``docker buildx bake``.
 
-May import: ``image``, ``context``, ``errors``, ``console``.
+May import: ``agent_image``, ``build_context``, ``builder``, ``errors``, ``console``.
 """
 
 import json
 import os
+import re
 import shlex
 import subprocess
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..console import Story
-from ..errors import SwarmctlError, UsageError
-from . import context
-from .image import SOURCE, Image
+from ..errors import InterruptedByUserError, SwarmctlError, UsageError, WaitTimeoutError
+from . import build_context, builder
+from .agent_image import AgentImage
 
 Facts = dict[str, Any]
-_DRIVER_OF_THE_ENGINE = "docker"
-_WITH_PLATFORMS = "io.containerd.snapshotter"  # the image store that holds one image for several platforms
+_LINES_OF_LOG = 200
+_LINES_SHOWN = 25
+# What a build's log may say, and what mends it.
+_REMEDIES = (
+    (
+        r"server gave HTTP response to HTTPS client",
+        (
+            "--insecure   # the registry speaks plain HTTP: trust it for this build",
+            '{"insecure-registries": ["HOST:PORT"]}   # in /etc/docker/daemon.json of every node, or they can\'t pull',
+        ),
+    ),
+    (
+        r"connection refused|no route to host|no such host|i/o timeout",
+        ("curl -sS http://HOST:PORT/v2/   # does the registry answer?",),
+    ),
+    (
+        r"exec format error",
+        ("docker run --privileged --rm tonistiigi/binfmt --install all   # QEMU is gone or broken",),
+    ),
+    (r"no space left on device", ("docker buildx prune   # frees what earlier builds left",)),
+)
 
 
 @dataclass(frozen=True)
-class Wish:
-    """How to build.
+class BuildWish:
+    """What to build, and how.
 
     Attributes:
         image: What.
-        cache: Folder for downloaded packages.
+        cache: Folder in which downloaded packages are kept.
         native: Address of a Docker engine by platform, such as ``ssh://pi@pi-01``: it builds for that platform.
         insecure: Whether the registry speaks plain HTTP.
-        timeout: Seconds for the whole build.
-        revision: Of the sources, for the label.
+        timeout: Seconds for the build.
         dry_run: Say what would be done, and do nothing.
     """
 
-    image: Image
+    image: AgentImage
     cache: Path
-    native: Mapping[str, str]
+    native: Mapping[str, str] = field(default_factory=dict)
     insecure: bool = False
     timeout: float = 3600.0
-    revision: str = ""
     dry_run: bool = False
 
 
-def build(wish: Wish, story: Story) -> Facts:
-    """Build the image; it stays where it was built. Returns what was done, as JSON values.
+def build(wish: BuildWish, story: Story) -> Facts:
+    """Build the image; it stays where it was built.
+
+    Returns:
+        ``image``, ``platforms``, ``base``, ``builder``, ``pushed``, ``digest`` (None where nothing was kept).
 
     Raises:
         UnreachableError: No Docker engine answers.
         SwarmctlError: buildx or emulation is missing, or the build failed; with the end of its log.
         WaitTimeoutError: It took too long.
+        InterruptedByUserError: Ctrl-C.
     """
-    return _bake(wish, story, "load")
+    return _bake(wish, story, pushes=False)
 
 
-def push(wish: Wish, story: Story) -> Facts:
-    """Build what is not built yet, and push it for all platforms under one name. Returns what was done.
+def push(wish: BuildWish, story: Story) -> Facts:
+    """Build what is not built yet, and push it for all platforms under one name; for the rest see `build`.
 
     Raises:
         UsageError: No registry is named.
-        UnreachableError: No Docker engine answers.
-        SwarmctlError: As for `build`, or the registry refused it.
-        WaitTimeoutError: It took too long.
     """
     if not wish.image.registry:
         raise UsageError(
@@ -72,77 +93,113 @@ def push(wish: Wish, story: Story) -> Facts:
             "REGISTRY=192.168.1.10:5000 swarmctl push",
             "swarmctl push --registry 192.168.1.10:5000",
         )
-    return _bake(wish, story, "push")
+    return _bake(wish, story, pushes=True)
 
 
-def _bake(wish: Wish, story: Story, what: Literal["load", "push"]) -> Facts:
+def _bake(wish: BuildWish, story: Story, *, pushes: bool) -> Facts:
     image = wish.image
-    story.title(f"{'Pushing' if what == 'push' else 'Building'} {image.reference}", " and ".join(image.platforms))
-    builder = _choose_builder(wish, story)
-    store = what == "load" and (builder.holds_platforms or len(image.platforms) == 1)
+    story.title(f"{'Pushing' if pushes else 'Building'} {image.reference}", f"for {' and '.join(image.platforms)}")
+    chosen = builder.choose(image.platforms, image.registry, wish.native, insecure=wish.insecure, pushes=pushes)
     command = [
-        "docker",
-        "buildx",
-        "bake",
-        "--file",
-        "docker-bake.hcl",
-        "--progress",
-        "plain",
-        "--builder",
-        builder.name,
-    ]
-    command += ["--push"] if what == "push" else ["--load"] if store else []
+        "docker", "buildx", "bake", "--builder", chosen.name, "--file", "docker-bake.hcl", "--progress", "plain",
+        *(["--push"] if pushes else ["--load"] if chosen.keeps else []),
+    ]  # fmt: skip
     facts: Facts = {
         "image": image.reference,
         "platforms": list(image.platforms),
         "base": image.base,
-        "builder": builder.name,
+        "builder": chosen.name,
         "pushed": False,
         "digest": None,
     }
     if wish.dry_run:
-        story.change("+", " ".join([*(f"{k}={shlex.quote(v)}" for k, v in _variables(wish).items()), *command]))
+        _say_what_would_be_done(wish, chosen, command, story)
         return facts
-    with context.laid_out(image, wish.cache, story) as folder:
-        digest = _run_bake([*command, "--metadata-file", "metadata.json"], folder, wish, story)
-    story.done(f"self-test passed on {', '.join(image.architectures)}")
-    if what == "push":
+    builder.make(chosen, story)
+    builder.check_platforms(chosen, image.platforms, story)
+    with build_context.laid_out(image, wish.cache, story) as folder:
+        digest = _run([*command, "--metadata-file", "metadata.json"], folder, wish, story)
+    story.done("built, and tried out by a training step", f"on {' and '.join(image.architectures)}")
+    if pushes:
         story.done(f"pushed {image.reference}", digest)
-    elif store:
-        story.done(f"built {image.reference}", digest)
+    elif chosen.keeps:
+        story.done(f"the engine has {image.reference}", digest)
     else:
-        story.done(f"built {image.reference}", "it is in the builder's cache: swarmctl push sends it on")
-    return {**facts, "pushed": what == "push", "digest": digest or None}
+        story.same(
+            f"{image.reference} stays in the builder {chosen.name}: this engine can't hold it for several platforms"
+        )
+    return {**facts, "pushed": pushes, "digest": digest or None}
 
 
-def _variables(wish: Wish) -> dict[str, str]:
+def _say_what_would_be_done(wish: BuildWish, chosen: builder.Builder, command: Sequence[str], story: Story) -> None:
+    for line in builder.in_words(chosen):
+        story.change("+", line)
+    for arch in wish.image.architectures:
+        if not build_context.packages_folder(arch, wish.image.python, wish.cache).is_dir():
+            story.change("+", f"download the packages for {arch} and Python {wish.image.python}")
+    variables = {name: value for name, value in _variables(wish.image).items() if value}
+    story.change("+", " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), *command]))
+
+
+def _variables(image: AgentImage) -> dict[str, str]:
     """What the bake file takes from the environment."""
+    revision, source = build_context.origin()
     return {
-        "REGISTRY": wish.image.registry,
-        "TAG": wish.image.tag,
-        "PLATFORMS": ",".join(wish.image.platforms),
-        "BASE": wish.image.base,
+        "REGISTRY": image.registry,
+        "TAG": image.tag,
+        "PLATFORMS": ",".join(image.platforms),
+        "BASE": image.base,
+        "PYTHON": image.python,
         "VERSION": metadata.version("swarmctl"),
-        "REVISION": wish.revision,
-        "SOURCE": SOURCE,
+        "REVISION": revision,
+        "SOURCE": source,
     }
 
 
-def _run_bake(command: Sequence[str], folder: Path, wish: Wish, story: Story) -> str:
-    """Run it, tell of its steps, and return the digest of what it made."""
-    log: list[str] = []
-    environment = {**os.environ, **_variables(wish), "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) -> str:
+    """Run the build, telling of its steps; returns the digest of what it made, empty where nothing was kept."""
+    log: deque[str] = deque(maxlen=_LINES_OF_LOG)
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, errors="replace",
+        command, cwd=folder, env={**os.environ, **_variables(wish.image)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
     )  # fmt: skip
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        process.terminate()
+
+    timer = threading.Timer(wish.timeout, stop)
+    timer.start()
     assert process.stdout
-    with process.stdout, story.waiting("docker buildx bake …") as say:
-        for line in process.stdout:
-            log.append(line.rstrip())
-            say(line.strip()[:120])
-    if process.wait():
-        raise SwarmctlError("the build failed:\n" + "\n".join(log[-25:]))
+    try:
+        with process, story.waiting("docker buildx bake …") as say:
+            for line in process.stdout:
+                log.append(line.rstrip())
+                say(line.strip()[:100])
+    except KeyboardInterrupt:  # Docker had it too, and stops the build
+        raise InterruptedByUserError(
+            "the build was stopped; what is done of it is kept, so the next one goes on from there"
+        ) from None
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise WaitTimeoutError(
+            f"the build was not done within {wish.timeout:g} s and was stopped; the next one goes on from there",
+            f"--timeout {2 * wish.timeout:g}",
+            *(
+                f"--builder {platform}=ssh://USER@HOST   # quicker than emulation"
+                for platform in wish.image.platforms[1:]
+            ),
+        )
+    if process.returncode:
+        raise _failure(list(log), wish.image)
     made = json.loads((folder / "metadata.json").read_text())
-    digest: str = made.get("agent", {}).get("containerimage.digest", "")
-    return digest
+    return str(made.get("agent", {}).get("containerimage.digest", ""))
+
+
+def _failure(log: Sequence[str], image: AgentImage) -> SwarmctlError:
+    text = "\n".join(log)
+    found = [line for pattern, lines in _REMEDIES if re.search(pattern, text) for line in lines]
+    remedies = [line.replace("HOST:PORT", image.registry or "HOST:PORT") for line in found]
+    return SwarmctlError("the build failed:\n" + "\n".join(log[-_LINES_SHOWN:]), *remedies)

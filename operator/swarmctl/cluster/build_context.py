@@ -17,10 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..console import Story
 from ..errors import SwarmctlError
-from .agent_image import Image, install_options
+from .agent_image import AgentImage, install_options
 
 _PROJECT = "swarmctl"
 _PACKAGES = ("swarm_agent", "fdtc")
@@ -39,7 +40,7 @@ sys.exit(main())
 
 
 @contextmanager
-def laid_out(image: Image, cache: Path, story: Story) -> Iterator[Path]:
+def laid_out(image: AgentImage, cache: Path, story: Story) -> Iterator[Path]:
     """A folder with everything that the image is built from; it is removed afterwards.
 
     Args:
@@ -68,19 +69,23 @@ def downloaded(arch: str, python: str, cache: Path, story: Story) -> Path:
     Raises:
         SwarmctlError: pip is not there, or failed.
     """
-    wanted = requirements()
-    key = hashlib.sha256("\n".join([*wanted, *_NEEDLESS]).encode()).hexdigest()[:12]
-    target = cache / f"packages-{python}-{arch}-{key}"
+    target = packages_folder(arch, python, cache)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two builds at once, the second finds what the first has got
         if target.is_dir():
             story.same(f"packages for {arch} are there")
             return target
         with story.waiting(f"downloading packages for {arch} …"), tempfile.TemporaryDirectory(dir=cache) as folder:
-            _install(Path(folder) / "new", arch, python, wanted)
+            _install(Path(folder) / "new", arch, python)
             (Path(folder) / "new").rename(target)
     story.done(f"packages for {arch}", f"{len(list(target.glob('*.dist-info')))} from PyPI, for Python {python}")
     return target
+
+
+def packages_folder(arch: str, python: str, cache: Path) -> Path:
+    """Where `downloaded` puts them: another folder when the requirements have changed."""
+    key = hashlib.sha256("\n".join([*requirements(), *_NEEDLESS]).encode()).hexdigest()[:12]
+    return cache / f"packages-{python}-{arch}-{key}"
 
 
 def requirements() -> Sequence[str]:
@@ -129,17 +134,26 @@ def lay_out_agent(target: Path) -> None:
             path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
 
 
-def revision() -> str:
-    """The commit of the checkout that swarmctl runs from; empty where it is no checkout."""
-    folder = Path(__file__).resolve().parents[3]
-    if not (folder / ".git").exists() or not shutil.which("git"):
-        return ""
-    asked = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--match="]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return said.stdout.strip() if said.returncode == 0 else ""
+def origin() -> tuple[str, str]:
+    """The commit of the checkout that swarmctl runs from, and where that came from; empty where not known."""
+    folder, git = Path(__file__).resolve().parents[3], shutil.which("git")
+    if not git or not (folder / ".git").exists():
+        return "", ""
+    commit = _said(git, "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+    source = urlsplit(_said(git, "-C", str(folder), "remote", "get-url", "origin"))
+    if source.scheme not in {"http", "https"} or not source.hostname:  # a path of this machine is nobody's business
+        return commit, ""
+    return commit, f"{source.scheme}://{source.netloc.rpartition('@')[2]}{source.path}"
 
 
-def _install(target: Path, arch: str, python: str, wanted: Sequence[str]) -> None:
+def _said(*command: str) -> str:
+    """What a program prints; empty where it fails."""
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # a look must not change anything
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return ended.stdout.strip() if ended.returncode == 0 else ""
+
+
+def _install(target: Path, arch: str, python: str) -> None:
     if importlib.util.find_spec("pip") is None:
         raise SwarmctlError(
             f"pip is not there for {sys.executable}, and it fetches what goes into the image",
@@ -147,7 +161,7 @@ def _install(target: Path, arch: str, python: str, wanted: Sequence[str]) -> Non
         )
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     ended = subprocess.run(
-        [*command, "--target", str(target), *install_options(arch, python), *wanted],
+        [*command, "--target", str(target), *install_options(arch, python), *requirements()],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if ended.returncode:

@@ -130,8 +130,8 @@ def _machines(hosts: Sequence[Host], found: Manager | None, settings: Settings) 
         named = examine(hosts, settings, None, node_of=lambda _, probe: node_of_machine(probe, found.swarm))
         # The managers too: what a machine must reach is them.
         known = {machine.node.id for machine in named if machine.node}
-        others = [node for node in found.swarm.managers if node.id not in known and node.state == "ready"]
-        return [*named, *look(found, settings, others)]
+        managers = [node for node in found.swarm.managers if node.id not in known and node.state == "ready"]
+        return [*named, *look(found, settings, managers)]
     machines = look(found, settings, found.swarm.nodes)
     taken = {host_of(node, settings).name for node in found.swarm.nodes}
     others = [host for host in settings.inventory.hosts if host.name not in taken]

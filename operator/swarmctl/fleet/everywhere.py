@@ -25,7 +25,7 @@ def everywhere(
     work: Callable[[Connection], T],
     *,
     settings: SshSettings,
-    at_once: int = 16,
+    at_once: int = 64,
     deadline: float = 60.0,
     on_done: Callable[[Host, T | SwarmctlError], None] | None = None,
 ) -> dict[str, T | SwarmctlError]:

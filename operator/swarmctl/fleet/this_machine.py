@@ -110,13 +110,21 @@ class _ProcessStream:
         self._socket.shutdown(socket.SHUT_WR)
 
     def complaint(self) -> str:
+        self._hang_up()  # or it would not stop complaining
         assert self._process.stderr
-        return self._process.stderr.read().decode(errors="replace").strip()
+        with contextlib.suppress(ValueError):  # closed by another thread
+            return self._process.stderr.read().decode(errors="replace").strip()
+        return ""
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # closed by the other side already
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._hang_up()
         _end(self._process)
+        self._socket.close()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # the other side was first
+            self._socket.shutdown(socket.SHUT_RDWR)
+        _kill(self._process)
 
 
 def _streams(process: subprocess.Popen[bytes]) -> Streams:
