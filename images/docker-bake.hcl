@@ -31,7 +31,6 @@ group "default" {
 
 target "agent" {
   context   = "."
-  network   = "none" # nothing is downloaded in the build
   target    = "agent"
   platforms = split(",", PLATFORMS)
   tags      = [REGISTRY == "" ? "swarm-agent:${TAG}" : "${REGISTRY}/swarm-agent:${TAG}"]

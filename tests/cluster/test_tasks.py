@@ -48,12 +48,12 @@ def test_each_node_says_what_speaks_against_it() -> None:
     raw["TaskTemplate"]["Placement"]["Platforms"] = [{"Architecture": "amd64", "OS": "linux"}]
     seen = observed({"worker-rpi": raw}, (task("worker-rpi", 1, "n1"),))
     for found, said in (
-        (node("x", "laptop"), "label fdtc.class==rpi missing"),
+        (node("x", "laptop"), "without label fdtc.class=rpi"),
         (node("x", state="down"), "down"),
         (node("x", availability="drain"), "drained"),
-        (node("n1"), "runs 1 already"),
-        (node("x", memory_mb=4000), "8192 MiB of memory reserved, it has 4000"),
-        (node("x", memory_mb=16000), "the image has nothing for arm64"),
+        (node("n1"), "with 1 of it already"),
+        (node("x", memory_mb=4000), "with 4000 MiB of memory, where 8192 are reserved"),
+        (node("x", memory_mb=16000), "of arm64, for which the image has nothing"),
         (node("x", memory_mb=16000, platform_arch="x86_64"), ""),
     ):
         assert said in unfit(raw, found, seen)

@@ -24,8 +24,9 @@ from .agent_image import AgentImage
 Facts = dict[str, Any]
 _LINES_OF_LOG = 200
 _LINES_SHOWN = 25
-# What a build's log may say, and what mends it.
+# What a build's log may say, and what mends it; \1 is what the pattern found.
 _REMEDIES = (
+    (r"the base image has Python (\d+\.\d+)", (r"--python \1   # the packages then fit the base",)),
     (
         r"server gave HTTP response to HTTPS client",
         (
@@ -200,6 +201,6 @@ def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) ->
 
 def _failure(log: Sequence[str], image: AgentImage) -> SwarmctlError:
     text = "\n".join(log)
-    found = [line for pattern, lines in _REMEDIES if re.search(pattern, text) for line in lines]
-    remedies = [line.replace("HOST:PORT", image.registry or "HOST:PORT") for line in found]
+    found = [(match, lines) for pattern, lines in _REMEDIES if (match := re.search(pattern, text))]
+    remedies = [match.expand(line).replace("HOST:PORT", image.registry) for match, lines in found for line in lines]
     return SwarmctlError("the build failed:\n" + "\n".join(log[-_LINES_SHOWN:]), *remedies)

@@ -139,7 +139,7 @@ def _of_the_fleet(nodes: Iterable["Node"], story: Story) -> tuple[str, ...]:
     names: dict[str, list[str]] = {}
     for node in nodes:
         names.setdefault(arch_of(node), []).append(node.hostname)
-    able = []
+    able: list[str] = []
     for arch, those in names.items():
         try:
             able += platforms_of([arch])

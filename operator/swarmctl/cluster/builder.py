@@ -181,7 +181,7 @@ def _the_engines_own() -> str:
 
 def _holds_several_platforms(info: Mapping[str, Any]) -> bool:
     """Whether an image in the engine can be one for several platforms, as in a registry."""
-    return any(_STORE_WITH_PLATFORMS in words for words in info.get("DriverStatus") or ())
+    return any(_STORE_WITH_PLATFORMS in word for pair in info.get("DriverStatus") or () for word in pair)
 
 
 def _trusted(info: Mapping[str, Any]) -> set[str]:

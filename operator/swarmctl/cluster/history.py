@@ -16,9 +16,9 @@ from typing import Any
 
 from ..errors import SwarmctlError
 from ..fleet.engine import Engine, EngineError
-from .state import NAMESPACE, REVISION, Raw
+from .state import LOCK, NAMESPACE, REVISION, Raw
 
-LOCK, AUDIT = "fdtc.lock", "fdtc.audit"
+AUDIT = "fdtc.audit"
 WHO, WHEN, WHAT = "fdtc.who", "fdtc.when", "fdtc.what"
 KEPT_REVISIONS = 10
 KEPT_AUDIT = 50

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..fleet.swarm import Node
 from .diff import Difference, differences
-from .state import NAMESPACE, REVISION, SERVICE, Observed, Raw, Service, Stored, Wanted
+from .state import LOCK, NAMESPACE, REVISION, SERVICE, Observed, Raw, Service, Stored, Wanted
 
 COORDINATOR = "coordinator"
 
@@ -141,8 +141,8 @@ def _prune(wanted: Wanted, observed: Observed) -> Iterable[StackAction]:
     needed = {*wanted.configs, *wanted.secrets}
     for kind, there in (("config", observed.configs), ("secret", observed.secrets)):
         for name, labels in there.items():
-            # Revisions are configs too, and kept on purpose.
-            if labels.get(NAMESPACE) == wanted.stack and name not in needed and REVISION not in labels:
+            # The past and the lock are configs too, and kept on purpose.
+            if labels.get(NAMESPACE) == wanted.stack and name not in needed and not {REVISION, LOCK} & labels.keys():
                 yield DropObject(kind, name)
     for name, network in observed.networks.items():
         if (network.get("Labels") or {}).get(NAMESPACE) == wanted.stack and name not in wanted.networks:

@@ -16,6 +16,7 @@ IMAGE = "com.docker.stack.image"
 SERVICE = "fdtc.service"
 REVISION = "fdtc.revision"
 WISH = "fdtc.replicas"
+LOCK = "fdtc.lock"
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ def _training(status: Mapping[str, Any]) -> Report:
 
 def _service(state: ServiceState, seen: Any, nodes: Sequence[Node]) -> Report:
     spec = seen.observed.services[state.service].spec
-    per_node = [reason for node in nodes if (reason := unfit(spec, node, seen.observed))] if state.waiting else []
+    per_node = [
+        f"{node.hostname}: {reason}" for node in nodes if state.waiting and (reason := unfit(spec, node, seen.observed))
+    ]
     return {
         "service": state.service,
         "wished": state.wished,
@@ -107,7 +109,7 @@ def _service(state: ServiceState, seen: Any, nodes: Sequence[Node]) -> Report:
 def _task(service: str, task: Task, names: Mapping[str, str], training: Mapping[str, Any] | None) -> Report:
     name = f"{service}.{task.slot}" if task.slot is not None else service
     node = names.get(task.node_id, "")
-    facts = _worker_facts(task, node, training) if service != COORDINATOR else {}
+    facts = _worker_facts(task, training) if service != COORDINATOR else {}
     return {
         "task": name,
         "id": task.id,
@@ -121,13 +123,11 @@ def _task(service: str, task: Task, names: Mapping[str, str], training: Mapping[
     }
 
 
-def _worker_facts(task: Task, node: str, training: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """What the coordinator knows of the worker in a task; it calls itself by its node, or its container."""
-    for worker in (training or {}).get("workers") or []:
-        name = str(worker.get("id", ""))
-        if name and (name in {node, task.container_id[:12]} or name.endswith((f".{task.id}", task.container_id[:12]))):
-            return dict(worker)
-    return {}
+def _worker_facts(task: Task, training: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What the coordinator knows of the worker in a task: its id begins with its host's name, the container's id."""
+    own = task.container_id[:12]
+    found = (worker for worker in (training or {}).get("workers") or [] if own and str(worker["id"]).startswith(own))
+    return next(found, {})
 
 
 # For people ---------------------------------------------------------------------------------------------------
@@ -204,10 +204,14 @@ def _services_table(services: Sequence[Report]) -> Table:
 
 def _task_table(tasks: Sequence[Report]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
+    waiting: dict[str, list[Report]] = {}
     for heading in ("TASK", "NODE", "STATE", "SAMPLES/S", "LOSS", "PUSHES", "WHY"):
         table.add_column(heading, overflow="fold")
     for row in tasks:
         if row["wanted"] not in {"running", "ready"} and row["state"] not in _TROUBLE:
+            continue
+        if not row["node"] and row["wanted"] == "running":
+            waiting.setdefault(row["task"].rpartition(".")[0], []).append(row)
             continue
         loss = row.get("loss")
         table.add_row(
@@ -219,4 +223,7 @@ def _task_table(tasks: Sequence[Report]) -> Table:
             number(row.get("pushes")),
             row["why"],
         )
+    for service, rows in waiting.items():
+        count = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+        table.add_row(f"{service}{count}", "-", Text(rows[0]["state"], "yellow"), "-", "-", "-", rows[0]["why"])
     return table

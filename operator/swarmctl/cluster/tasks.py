@@ -94,9 +94,9 @@ def _why(
     said = []
     if waiting:
         refused = Counter(reason for node in nodes if (reason := unfit(spec, node, observed)))
+        summary = ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
         free = len(nodes) - sum(refused.values())
-        summary = "; ".join(f"{count} nodes: {reason}" if count > 1 else reason for reason, count in refused.items())
-        said.append(f"{len(waiting)} wait: {short(spec, nodes)}" + (f" ({summary})" if summary and free == 0 else ""))
+        said.append(f"{len(waiting)} wait: {short(spec, nodes)}" + (f"; of all nodes {summary}" if free == 0 else ""))
     if failed:
         last = max(failed, key=lambda task: task.since)
         where = next((node.hostname for node in nodes if node.id == last.node_id), last.node_id or "no node")
@@ -116,16 +116,15 @@ def short(spec: Raw, nodes: Sequence[Node]) -> str:
 def unfit(spec: Raw, node: Node, observed: Observed) -> str:
     """Why a node does not take one more task of a service; empty: nothing that can be told speaks against it."""
     if node.state != "ready":
-        return f"{node.hostname}: {node.state}"
+        return f"{node.state}"
     if node.availability != "active":
-        return f"{node.hostname}: {'drained' if node.availability == 'drain' else 'paused'}"
+        return "drained" if node.availability == "drain" else "paused"
     placement = spec["TaskTemplate"].get("Placement") or {}
     for rule in placement.get("Constraints") or []:
         if not holds(rule, node):
-            missing = rule.replace("node.labels.", "label ").replace(" ", "").replace("label", "label ", 1)
-            return f"{node.hostname}: {missing} missing"
+            return f"without {rule.replace('node.labels.', 'label ').replace(' == ', '=').replace('==', '=')}"
     if (most := placement.get("MaxReplicas")) and _running_there(spec, node, observed) >= most:
-        return f"{node.hostname}: runs {most} already"
+        return f"with {most} of it already"
     return _too_small(spec, node) or _other_platform(placement, node)
 
 
@@ -141,10 +140,10 @@ def _too_small(spec: Raw, node: Node) -> str:
     memory_mb = int(reserved.get("MemoryBytes") or 0) // _MIB
     has_mb = node.memory_mb or int(node.labels.get(MEMORY) or 0)
     if memory_mb > has_mb > 0:
-        return f"{node.hostname}: {memory_mb} MiB of memory reserved, it has {has_mb}"
+        return f"with {has_mb} MiB of memory, where {memory_mb} are reserved"
     cores = int(reserved.get("NanoCPUs") or 0) / 1e9
     if cores > node.cores > 0:
-        return f"{node.hostname}: {cores:g} cores reserved, it has {node.cores:g}"
+        return f"with {node.cores:g} cores, where {cores:g} are reserved"
     return ""
 
 
@@ -155,7 +154,7 @@ def _other_platform(placement: Raw, node: Node) -> str:
     platforms = placement.get("Platforms") or []
     arch = node.labels.get(ARCH) or _KERNEL_ARCH.get(node.platform_arch, node.platform_arch)
     if platforms and arch not in {_KERNEL_ARCH.get(p["Architecture"], p["Architecture"]) for p in platforms}:
-        return f"{node.hostname}: the image has nothing for {arch}"
+        return f"of {arch}, for which the image has nothing"
     return ""
 
 

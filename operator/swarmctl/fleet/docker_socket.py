@@ -150,7 +150,10 @@ class _Pump(socketserver.BaseRequestHandler):
         """Pass on what the engine says, without what a login shell says before."""
         start = b""
         while _HTTP not in start:
-            data = stream.recv(_CHUNK_BYTES)
+            try:
+                data = stream.recv(_CHUNK_BYTES)
+            except OSError:  # a reset, where what it was sent was not read: an end as any other
+                data = b""
             start += data
             if not data or len(start) > _LONGEST_GREETING:
                 said = stream.complaint() or start[:_LONGEST_COMPLAINT].decode(errors="replace").strip()
