@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -98,11 +99,20 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _port(running: Sequence[str]) -> int:
+    """Where the coordinator that runs here answers: by its option, its environment (ours too) or its file."""
+    options = {}
     for word, following in zip(running, [*running[1:], ""], strict=True):
         name, _, value = word.partition("=")
-        if name == "--http-port":
-            return int(value or following)
-    return int(os.environ.get(_PORT_VARIABLE) or _PORT)
+        options[name] = value or following
+    for name, value in options.items():
+        if name.startswith("--ht") and "--http-port".startswith(name):  # argparse takes a shortened option too
+            return int(value)
+    if _PORT_VARIABLE in os.environ:
+        return int(os.environ[_PORT_VARIABLE])
+    if "--config" in options:
+        settings = tomllib.loads(Path(options["--config"]).read_text(encoding="utf-8"))
+        return int(settings.get("network", {}).get("http_port", _PORT))
+    return _PORT
 
 
 if __name__ == "__main__":

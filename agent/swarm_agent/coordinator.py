@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 
 import fdtc
 from fdtc import ErrorCode, LocalProtocolError, Profile, RemoteProtocolError, State
-from fdtc.messages import ModelTooLargeError, check_tensors
 
-from . import checkpoint, hardware
+from . import checkpoint, hardware, models
 from .config import CoordinatorConfig
-from .errors import CheckpointError, ConfigError, ModelError
+from .errors import CheckpointError, ConfigError
 from .http import HttpServer
 from .ledger import ShardLedger
 from .master import Master, Outcome, Refusal, Vector
@@ -691,14 +690,7 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------- helpers
 
     def _check_size(self) -> None:
-        try:
-            check_tensors(self.master.specs)
-        except ModelTooLargeError as error:
-            raise ModelError(
-                f"{error}. Choose a model of at most {fdtc.MAX_MESSAGE // 4_000_000} million parameters."
-            ) from error
-        except ValueError as error:
-            raise ModelError(f"the model's parameters can't be sent: {error}.") from error
+        models.check_sendable(self.master.specs)
         self._largest_gradient = 80 + max(
             fdtc.max_encoded_size(self.master.specs, compression) for compression in fdtc.Compression
         )

@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     config = commands.read_config(CoordinatorConfig, options)
-    models.require_method(config.training.method, config.model.name)
+    models.require_trainable(config.model.name, config.training.method)
     model = models.load_model(config.model.name, config.training.seed)
     context = models.context_of(model, config.training.context)
     coordinator = Coordinator(model.parameters, config, context=context, model_name=config.model.name)

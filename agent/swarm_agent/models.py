@@ -3,18 +3,21 @@
 A model is any object with ``parameters`` (float32 arrays by name) and ``loss_and_gradients(batch)``; a data source
 is any object with ``next_batch``, ``reset`` and ``close``. A name is a built-in one, or ``package.module:factory``.
 
-May import: ``checkpoint``, ``config``, ``errors``, ``rwkv7``, ``data``, ``tokenizers``.
+May import: ``checkpoint``, ``config``, ``errors``, ``rwkv7``, ``data``, ``tokenizers``, ``fdtc``.
 """
 
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fdtc import MAX_MESSAGE, TensorSpec
+from fdtc.messages import ModelTooLargeError, check_tensors
 
 from . import checkpoint
 from .config import WorkerConfig
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from .rwkv7 import RWKV7
 
 DEFAULT_CONTEXT = 128
+MOST_MILLIONS = MAX_MESSAGE // 4_000_000  # parameters that one message of version 1 carries
 
 
 class TrainableModel(Protocol):
@@ -86,18 +90,36 @@ def _built_in(name: str, seed: int) -> "RWKV7":
     return rwkv7.RWKV7(rwkv7.PRESETS[name], seed=seed)
 
 
-def require_method(method: str, model: str) -> None:
-    """Refuse a way of training that there is no code for yet, before a large model is made for nothing.
+def require_trainable(name: str, method: str) -> None:
+    """Refuse what can't be trained yet, before a large model is made for nothing.
 
     Raises:
-        ModelError: It is not "full".
+        ModelError: The method is not "full", or a built-in model is too large for one message.
     """
     if method != "full":
         raise ModelError(
-            f'{model} is to be trained with method = "{method}" ([training], FDTC_TRAINING_METHOD), which this version '
-            'of the agent can\'t do yet. Set method = "full" with a model that fits into the memory of your machines, '
-            "such as rwkv-100m."
+            f'{name} is to be trained with method = "{method}" ([training], FDTC_TRAINING_METHOD), which this version '
+            f"of the agent can't do yet. Train all weights of a model of at most {MOST_MILLIONS} million parameters."
         )
+    from . import rwkv7
+
+    if name in rwkv7.PRESETS:
+        shapes = rwkv7.parameter_shapes(rwkv7.PRESETS[name])
+        check_sendable(TensorSpec(tensor, shape) for tensor, shape in shapes.items())
+
+
+def check_sendable(specs: Iterable[TensorSpec]) -> None:
+    """Refuse a model that the protocol can't carry.
+
+    Raises:
+        ModelError: Its weights do not fit into one message, or a tensor's name or shape can't be sent.
+    """
+    try:
+        check_tensors(specs)
+    except ModelTooLargeError as error:
+        raise ModelError(f"{error}. Choose a model of at most {MOST_MILLIONS} million parameters.") from error
+    except ValueError as error:
+        raise ModelError(f"the model's parameters can't be sent: {error}.") from error
 
 
 def context_of(model: TrainableModel, wanted: int) -> int:

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from . import checkpoint, logs, models
+from . import ask, checkpoint, coordinator_command, logs, models, worker_command
 from .config import CoordinatorConfig, WorkerConfig
 from .coordinator import Coordinator
 from .worker import Worker
 
 _CONTEXT = 16  # tokens: enough to go through every kernel, and quick under emulation
 _SECONDS = 300.0
+COMMANDS = (coordinator_command.main, worker_command.main)  # what they import has to be there too
 
 
 def one_step() -> float:
@@ -39,6 +40,8 @@ def one_step() -> float:
         )
         with Coordinator(before, asked, context=_CONTEXT, model_name="rwkv-tiny") as coordinator:
             _work(model, coordinator)
+            if ask.main(["GET", "/healthz", "--port", str(coordinator.http_port)]):
+                raise RuntimeError("the coordinator is not healthy")
             loss = coordinator.loss
         saved = checkpoint.load_newest(Path(folder))
         if saved is None or saved.version != 1:

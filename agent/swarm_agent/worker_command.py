@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     config = commands.read_config(WorkerConfig, options)
-    models.require_method(config.training.method, config.model.name)
+    models.require_trainable(config.model.name, config.training.method)
     machine = hardware.detect(config.hardware)
     log.info(
         "hardware",

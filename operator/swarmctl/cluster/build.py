@@ -24,6 +24,7 @@ from .agent_image import AgentImage
 Facts = dict[str, Any]
 _LINES_OF_LOG = 200
 _LINES_SHOWN = 25
+_WIDTH = 300
 # What a build's log may say, and what mends it; \1 is what the pattern found.
 _REMEDIES = (
     (r"the base image has Python (\d+\.\d+)", (r"--python \1   # the packages then fit the base",)),
@@ -203,4 +204,11 @@ def _failure(log: Sequence[str], image: AgentImage) -> SwarmctlError:
     text = "\n".join(log)
     found = [(match, lines) for pattern, lines in _REMEDIES if (match := re.search(pattern, text))]
     remedies = [match.expand(line).replace("HOST:PORT", image.registry) for match, lines in found for line in lines]
-    return SwarmctlError("the build failed:\n" + "\n".join(log[-_LINES_SHOWN:]), *remedies)
+    return SwarmctlError("the build failed:\n" + "\n".join(_essence(log)), *remedies)
+
+
+def _essence(log: Sequence[str]) -> list[str]:
+    """What BuildKit repeats between two rules at the end, of the step that failed, and its last word."""
+    rules = [number for number, line in enumerate(log) if line.startswith("------")]
+    told = log[rules[-2] + 1 : rules[-1]] if len(rules) > 1 else log[:-1]
+    return [line[:_WIDTH] for line in (*told[-_LINES_SHOWN:], *log[-1:])]
