@@ -7,6 +7,7 @@ what its files come to when they are compressed by themselves, as the layer is.
 """
 
 import argparse
+import hashlib
 import io
 import json
 import sys
@@ -57,6 +58,21 @@ class InRegistry:
             }
         config = json.loads(self.get("blobs", top["config"]["digest"]))
         return {config["architecture"]: top}
+
+    def configs(self) -> dict[str, Mapping[str, Any]]:
+        """What the image says of itself, for each architecture."""
+        return {
+            arch: json.loads(self.get("blobs", manifest["config"]["digest"]))
+            for arch, manifest in self.manifests().items()
+        }
+
+    def digest(self) -> str:
+        """Of what its tag stands for."""
+        return "sha256:" + hashlib.sha256(self.get("manifests", self.tag)).hexdigest()
+
+    def tags(self) -> list[str]:
+        """All tags of its repository."""
+        return list(json.loads(self.get("tags", "list"))["tags"])
 
     def layers(self) -> dict[str, list[Layer]]:
         """The layers for each architecture, lowest first."""

@@ -79,9 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     loss = one_step()
     result = (
         f"self-test passed on {platform.machine()}: one training step, loss {loss:.4f}, "
-        f"{time.monotonic() - began:.1f} s, Python {platform.python_version()}, numpy {np.__version__}"
+        f"Python {platform.python_version()}, numpy {np.__version__}"
     )
-    print(result)
+    print(f"{result}, {time.monotonic() - began:.1f} s")
     if options.record:
         options.record.write_text(result + "\n")
     return 0

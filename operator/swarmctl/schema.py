@@ -16,6 +16,8 @@ import yaml
 from .variables import Substituted, substitute
 
 Places = Mapping[str, tuple[int, int]]
+# What YAML 1.1 takes for a text and everybody else, Compose too, for a number.
+_EXPONENTIAL = re.compile(r"[-+]?(?:\.\d+|\d+\.?\d*)[eE][-+]?\d+", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -412,9 +414,10 @@ def _tag(node: yaml.ScalarNode) -> str:
 
 def _as_text(node: yaml.ScalarNode) -> str:
     """The scalar as Compose prints it into a text: 1e3 and 0x10 as numbers, true and yes as true."""
-    if node.tag.endswith(":str"):
+    exponential = node.style is None and _EXPONENTIAL.fullmatch(node.value) is not None
+    if node.tag.endswith(":str") and (not exponential or isinstance(node, Substituted)):
         return str(node.value)
-    value = yaml.safe_load(node.value)
+    value = float(node.value) if exponential else yaml.safe_load(node.value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -155,7 +155,7 @@ _ULIMIT = Either(
     ),
     "a whole number, or soft and hard,",
 )
-_REFUSED: Mapping[str, str] = {
+REFUSED: Mapping[str, str] = {
     "build": f"{_IGNORED}; images are built with swarmctl build",
     "container_name": f"{_IGNORED}; a service has several containers",
     "cpus": f"{_UNKNOWN}; write deploy.resources.limits.cpus",
@@ -222,7 +222,7 @@ _SERVICE = Keys(
     },
     required=("image",),
     extensions=True,
-    refused=_REFUSED,
+    refused=REFUSED,
 )
 
 

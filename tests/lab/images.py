@@ -217,6 +217,13 @@ def _base_key(platforms: Sequence[str]) -> str:
     return _hash(*_DEBIAN, _SUITE, _BASE_RECIPE, *platforms)
 
 
+def kept(name: str) -> Path:
+    """A folder of this name in the cache, for what a test must not download each time."""
+    folder = _cache() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 # Small parts -------------------------------------------------------------------------------------------------------
 
 

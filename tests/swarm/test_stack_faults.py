@@ -44,7 +44,8 @@ def operator(lab: Lab) -> Operator:
     operator.run("label", "--auto")
     content = yaml.safe_load(Path("stacks/rwkv-tiny.yml").read_text())
     content["name"] = "small"
-    del content["x-fdtc"]["training"]["steps"]
+    for key in ("steps", "schedule", "final_lr_fraction"):
+        del content["x-fdtc"]["training"][key]
     content["x-fdtc"]["checkpointing"]["interval"] = 20
     content["services"]["coordinator"]["deploy"]["placement"]["constraints"].append("node.hostname == server-3")
     content["x-fdtc"]["classes"]["worker-server"]["replicas"] = 0

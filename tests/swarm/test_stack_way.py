@@ -48,7 +48,8 @@ def stack_file(lab: Lab) -> Path:
     """rwkv-tiny under another name, that never ends by itself."""
     content = yaml.safe_load(Path("stacks/rwkv-tiny.yml").read_text())
     content["name"] = STACK
-    del content["x-fdtc"]["training"]["steps"]
+    for key in ("steps", "schedule", "final_lr_fraction"):
+        del content["x-fdtc"]["training"][key]
     path = lab.home / "small.yml"
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     return path

@@ -12,12 +12,14 @@ from ..errors import SwarmctlError, WaitTimeoutError
 from ..fleet.engine import Engine
 from ..fleet.observe import observe
 from ..fleet.swarm import Node
+from .logs import frames
 from .observe import observe_stack
 from .state import Observed, Task
 from .tasks import ServiceState, states
 
 _POLL_SEC = 0.5
 FAILURES_TO_GIVE_UP = 3
+LAST_WORDS = 4
 _NO_NODE = "no suitable node"
 
 
@@ -73,7 +75,7 @@ def wait(
             here = [state for name, state in seen.services.items() if name in services]
             show(_progress(here))
             for state in here:
-                _give_up_where_hopeless(state, seen, before or {})
+                _give_up_where_hopeless(engine, state, seen, before or {})
                 if is_settled(state, seen) and state.service not in told:
                     told.add(state.service)
                     story.done(f"{state.service}: {state.running} of {state.wished} running")
@@ -103,7 +105,9 @@ def _extra(state: ServiceState) -> int:
     return sum(task.state == "running" and task.wanted != "running" for task in state.tasks)
 
 
-def _give_up_where_hopeless(state: ServiceState, seen: Seen, before: Mapping[str, Collection[str]]) -> None:
+def _give_up_where_hopeless(
+    engine: Engine, state: ServiceState, seen: Seen, before: Mapping[str, Collection[str]]
+) -> None:
     old = set(before.get(state.service, ()))
     service = seen.observed.services[state.service]
     failed = [
@@ -111,17 +115,28 @@ def _give_up_where_hopeless(state: ServiceState, seen: Seen, before: Mapping[str
         for task in seen.observed.tasks
         if task.service_id == service.id and task.state in {"failed", "rejected"} and task.id not in old
     ]
-    if service.update.get("State") in {"paused", "rollback_paused", "rollback_completed"} and failed:
-        raise UpdateFailedError(_reason(state.service, failed, seen))
-    if len(failed) >= FAILURES_TO_GIVE_UP and state.running < state.wished:
-        raise UpdateFailedError(_reason(state.service, failed, seen))
+    stopped = service.update.get("State") in {"paused", "rollback_paused", "rollback_completed"} and failed
+    if stopped or (len(failed) >= FAILURES_TO_GIVE_UP and state.running < state.wished):
+        raise UpdateFailedError(_reason(engine, state.service, failed, seen))
 
 
-def _reason(service: str, failed: Sequence[Task], seen: Seen) -> str:
+def _reason(engine: Engine, service: str, failed: Sequence[Task], seen: Seen) -> str:
     last = max(failed, key=lambda task: task.since)
     where = next((node.hostname for node in seen.nodes if node.id == last.node_id), "no node")
-    code = f", exit code {last.exit_code}" if last.exit_code else ""
-    return f"{service} does not start: {last.error or last.message}{code} (on {where}, {len(failed)} tries)"
+    said = "".join(f"\n    {line}" for line in _last_words(engine, last))
+    return f"{service} does not start: {last.error or last.message} (on {where}, {len(failed)} tries){said}"
+
+
+def _last_words(engine: Engine, task: Task) -> list[str]:
+    """What the program itself said before it ended; it knows best."""
+    if not task.container_id:
+        return []
+    try:
+        raw = engine.task_logs(task.id, tail=LAST_WORDS)
+    except SwarmctlError:
+        return []  # its node is gone, too; the engine's own word must do
+    text = b"".join(frames(raw)).decode(errors="replace")
+    return [line.partition(" ")[2] for line in text.splitlines()][-LAST_WORDS:]
 
 
 def failed_tasks(observed: Observed) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 May import: ``compose``, ``service_spec``; ``stack``, ``variables``, ``short_forms``, ``units``.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,10 @@ from .compose import composed, data_in_containers
 from .service_spec import declared_name, mode_bits
 
 Keys = Mapping[str, Any]
+_PLAIN = re.compile(r"[A-Za-z/][\w./@+-]*(?:[ :=][\w./@+=-]+)*", re.ASCII)
+_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _OLDEST_VERSION = "3.9"  # of the format, with all that we write; Docker 20.10 knows no later one
-_VERSION_WITH_START_INTERVAL = "3.12"
+_NEWEST_VERSION = "3.13"  # Docker 25 and later
 
 
 def as_data(stack: Stack, *, replicas: Mapping[str, int], registry: str | None = None) -> dict[str, Any]:
@@ -60,17 +63,31 @@ def render(stack: Stack, *, replicas: Mapping[str, int], registry: str | None = 
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes out what anchors stand for, and texts that YAML 1.1 or 1.2 could take for something else in quotes."""
+    """Writes out what anchors stand for, and puts texts in quotes that some YAML could take for something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Never refer to what was written before."""
         del data
         return True
 
+    def text(self, text: str) -> yaml.ScalarNode:
+        """A text, without quotes only where no version of YAML could take it for something else."""
+        plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else "'")
+
+
+_Dumper.add_representer(str, _Dumper.text)
+
 
 def _version(services: Mapping[str, Keys]) -> str:
+    """The oldest version of the format that has all keys, since an old docker knows old ones only."""
+    attached = [
+        network or {}
+        for keys in services.values()
+        for network in (keys["networks"].values() if isinstance(keys.get("networks"), dict) else ())
+    ]
     late = any("start_interval" in (keys.get("healthcheck") or {}) for keys in services.values())
-    return _VERSION_WITH_START_INTERVAL if late else _OLDEST_VERSION
+    return _NEWEST_VERSION if late or any("driver_opts" in network for network in attached) else _OLDEST_VERSION
 
 
 def _service(keys: Keys) -> dict[str, Any]:
