@@ -69,8 +69,7 @@ def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None
     Args:
         text: The file.
         kind: What it must be.
-        variables: Values for ``${NAME}`` in the texts below known keys, as Compose has it; None: a dollar sign is a
-            dollar sign.
+        variables: Values for ``${NAME}`` in its texts, as Compose has it; None: a dollar sign is a dollar sign.
     """
     loader = yaml.SafeLoader(text)
     problems: list[Problem] = []
@@ -81,7 +80,7 @@ def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None
             return Reading(None, [Problem(1, 1, "", "the file is empty")])
         _merge(loader, node, set())
         if variables is not None:
-            _fill_in(node, kind, variables, problems)
+            node = substitute(node, "", variables, lambda at, path, why: _refuse(at, path, why, problems))
         _find_places(node, "", places)
         value = kind.read(node, "", problems)
     except yaml.MarkedYAMLError as error:
@@ -375,17 +374,6 @@ def plain(node: yaml.Node) -> Any:
 
 
 # Helpers -------------------------------------------------------------------------------------------------------
-
-
-def _fill_in(node: yaml.Node, kind: Kind, variables: Mapping[str, str], problems: list[Problem]) -> None:
-    def refuse(at: yaml.Node, path: str, message: str) -> None:
-        _refuse(at, path, message, problems)
-
-    if isinstance(kind, Keys) and isinstance(node, yaml.MappingNode):
-        node.value = [
-            (key, substitute(value, str(key.value), variables, refuse) if str(key.value) in kind.known else value)
-            for key, value in node.value
-        ]
 
 
 def _find_places(node: yaml.Node, path: str, places: dict[str, tuple[int, int]]) -> None:

@@ -36,7 +36,7 @@ MOST_REPLICAS = 10_000
 SECTIONS = ("networks", "volumes", "configs", "secrets")
 
 _IGNORED = "docker stack deploy ignores this key, so it is refused here"
-_UNKNOWN = "docker stack deploy does not know this key"
+_UNKNOWN = "docker stack deploy does not take this key"
 
 
 def _one_or_more(kind: Kind) -> Kind:

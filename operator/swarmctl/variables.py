@@ -36,7 +36,10 @@ def substitute(node: yaml.Node, path: str, values: Mapping[str, str], refuse: Re
         The node to put in its place.
     """
     if isinstance(node, yaml.MappingNode):
-        node.value = [(key, substitute(value, f"{path}.{key.value}", values, refuse)) for key, value in node.value]
+        paths = [f"{path}.{key.value}" if path else str(key.value) for key, _ in node.value]
+        node.value = [
+            (key, substitute(value, at, values, refuse)) for at, (key, value) in zip(paths, node.value, strict=True)
+        ]
     elif isinstance(node, yaml.SequenceNode):
         node.value = [substitute(item, f"{path}[{i}]", values, refuse) for i, item in enumerate(node.value)]
     elif "$" in node.value and node.tag.endswith(":str") and not isinstance(node, Substituted):

@@ -52,7 +52,7 @@ def operator(lab: Lab) -> Operator:
 
 @pytest.fixture(scope="module")
 def settings(lab: Lab, node: LabNode) -> dict[str, str]:
-    """The operator's Docker command line talks to the builder's engine; packages from PyPI are kept for the next run."""
+    """The operator's Docker command line talks to the builder's engine; what comes from PyPI is kept for next time."""
     wanted = images.docker_environment(node, lab.home)
     return {name: wanted[name] for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")} | {
         "SWARMCTL_STATE": str(images.kept("operator"))
@@ -398,11 +398,11 @@ def test_a_platform_that_nothing_here_can_run_is_told_before_the_build(
 
 
 @pytest.fixture
-def classic(lab: Lab, tmp_path: Path) -> Iterator[dict[str, str]]:
+def classic(lab: Lab, tmp_path: Path) -> dict[str, str]:
     """For an engine that holds an image for one platform only, as most do: the Pi's."""
     (tmp_path / "config").mkdir()
     wanted = images.docker_environment(lab.nodes["pi-01"], tmp_path / "config")
-    yield {name: wanted[name] for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")}
+    return {name: wanted[name] for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")}
 
 
 def test_an_engine_that_cant_hold_both_gets_a_builder_that_trusts_the_same_registries(

@@ -209,6 +209,6 @@ def _failure(log: Sequence[str], image: AgentImage) -> SwarmctlError:
 
 def _essence(log: Sequence[str]) -> list[str]:
     """What BuildKit repeats between two rules at the end, of the step that failed, and its last word."""
-    rules = [number for number, line in enumerate(log) if line.startswith("------")]
+    rules = [number for number, line in enumerate(log) if line == "------"]
     told = log[rules[-2] + 1 : rules[-1]] if len(rules) > 1 else log[:-1]
     return [line[:_WIDTH] for line in (*told[-_LINES_SHOWN:], *log[-1:])]

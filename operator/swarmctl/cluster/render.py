@@ -52,9 +52,8 @@ def render(stack: Stack, *, replicas: Mapping[str, int], registry: str | None = 
     Raises:
         StackError: As `as_data`.
     """
-    data = as_data(stack, replicas=replicas, registry=registry)
-    written = {key: value if key.startswith("x-") else _escaped(value) for key, value in data.items()}
-    text = yaml.dump(written, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    data = _escaped(as_data(stack, replicas=replicas, registry=registry))
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return (
         f"# {stack.path.name} as `swarmctl config` renders it: docker stack deploy -c FILE {stack.name}\n"
         "# What x-fdtc says is in the services' environment already, which wins over it.\n"
@@ -103,8 +102,7 @@ def _service(keys: Keys) -> dict[str, Any]:
     for section in ("configs", "secrets"):
         if section in keys:
             written[section] = [
-                {**mount, **({"mode": mode_bits(mount["mode"])} if "mode" in mount else {})}
-                for mount in keys[section]
+                {**mount, **({"mode": mode_bits(mount["mode"])} if "mode" in mount else {})} for mount in keys[section]
             ]
     if isinstance(keys.get("extra_hosts"), list):
         written["extra_hosts"] = [host(entry) for entry in keys["extra_hosts"]]
