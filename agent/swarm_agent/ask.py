@@ -5,9 +5,10 @@
     python3 -m swarm_agent.ask health
 
 The first two send a request to the coordinator's HTTP server and print what it answers; so no port of a coordinator
-has to be published. The last is the image's health check: a coordinator is healthy when ``/healthz`` says so. A worker
-is when its process is there: Docker starts one that ended again by itself, the coordinator gives the shard of one that
-is silent to another, and how long an honest step may take depends on model and machine.
+has to be published. The last is the image's health check, by which Docker Swarm kills. So a coordinator is healthy as
+long as it answers, even that its disk is full: killed, it would lose what it has learnt since the last checkpoint. A
+worker is as long as its process is there: how long an honest step may take depends on model and machine, and the
+coordinator gives the shard of a silent worker to another.
 
 Exit status: 0 for an HTTP status of 2xx, or healthy; 1 otherwise, with a message on standard error; 2 for a wrong
 command line. Imports nothing of ours and little of the standard library: a Raspberry Pi runs it every half minute.
@@ -19,6 +20,7 @@ import os
 import sys
 from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException
+from itertools import pairwise
 from pathlib import Path
 
 _PORT = 7180
@@ -43,12 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("a worker runs")
         return 0
     method = "GET" if options.method == "health" else options.method
-    port = options.port or _port(running)
+    port = options.port or port_of(running)
     try:
-        return _ask(method, options.path, options.body, port, options.timeout)
+        status = _ask(method, options.path, options.body, port, options.timeout)
     except (OSError, HTTPException) as error:
         print(f"ask: nothing answers {method} {options.path} on 127.0.0.1:{port}: {error}", file=sys.stderr)
         return 1
+    return 0 if options.method == "health" else status
 
 
 def _ask(method: str, path: str, body: str, port: int, timeout: float) -> int:
@@ -97,10 +100,10 @@ def _command(words: Sequence[str]) -> str:
     return next((name for name in names if name in _COMMANDS), "")
 
 
-def _port(running: Sequence[str]) -> int:
+def port_of(running: Sequence[str]) -> int:
     """Where the coordinator that runs here answers: by its option, its environment (ours too) or its file."""
     options = {}
-    for word, following in zip(running, [*running[1:], ""], strict=True):
+    for word, following in pairwise([*running, ""]):
         name, _, value = word.partition("=")
         options[name] = value or following
     for name, value in options.items():

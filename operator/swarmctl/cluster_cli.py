@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from . import fleet_cli
+from .cluster import build_cli
 from .console import Story, output, print_json
 from .coordinator import Control
 from .errors import Exit, InterruptedByUserError, UsageError
@@ -56,6 +57,7 @@ def register(app: typer.Typer) -> None:
     for command in (plan, rollback, reconcile, drain, activate, export):
         app.command()(command)
     app.command(name="history")(history_command)
+    build_cli.register(app)
 
 
 # Called by ``cli`` ---------------------------------------------------------------------------------------------

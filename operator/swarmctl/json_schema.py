@@ -25,7 +25,7 @@ from .schema import (
 )
 
 Schema = dict[str, Any]
-_VARIABLE: Schema = {"type": "string", "pattern": "\\\\$"}
+_VARIABLE: Schema = {"type": "string", "pattern": r"\$"}
 
 
 def json_schema(kind: Kind) -> Schema:

@@ -167,12 +167,12 @@ REFUSED: Mapping[str, str] = {
     "mem_limit": f"{_UNKNOWN}; write deploy.resources.limits.memory",
     "mem_reservation": f"{_UNKNOWN}; write deploy.resources.reservations.memory",
     "network_mode": f"{_IGNORED}; write networks",
-    "restart": f"{_IGNORED}; write deploy.restart_policy",
+    "restart": "docker stack deploy heeds deploy.restart_policy instead; write that",
     "scale": f"{_UNKNOWN}; write deploy.replicas",
     "tmpfs": f"{_IGNORED}; write volumes: [{{ type: tmpfs, target: /tmp }}]",
     **dict.fromkeys(
         (
-            *("cgroup_parent", "cgroupns_mode", "devices", "domainname", "external_links", "group_add", "ipc"),
+            *("cgroup_parent", "cgroupns_mode", "devices", "domainname", "external_links", "ipc"),
             *("mac_address", "pid", "privileged", "security_opt", "shm_size", "userns_mode"),
         ),
         _IGNORED,
@@ -181,7 +181,17 @@ REFUSED: Mapping[str, str] = {
         (
             *("annotations", "attach", "blkio_config", "cgroup", "cpu_count", "cpu_percent", "cpu_shares", "cpuset"),
             *("develop", "dns_opt", "mem_swappiness", "memswap_limit", "oom_kill_disable", "pids_limit", "platform"),
-            *("post_start", "pre_stop", "profiles", "pull_policy", "runtime", "storage_opt", "uts", "volumes_from"),
+            *(
+                "group_add",
+                "post_start",
+                "pre_stop",
+                "profiles",
+                "pull_policy",
+                "runtime",
+                "storage_opt",
+                "uts",
+                "volumes_from",
+            ),
         ),
         _UNKNOWN,
     ),
@@ -236,15 +246,18 @@ def _declared(known: Mapping[str, Kind], refused: Mapping[str, str] | None = Non
 _DRIVER: Mapping[str, Kind] = {"driver": Text(), "driver_opts": Table(Scalar())}
 _SUBNET = Keys({"subnet": Text()}, required=("subnet",), refused={"gateway": _UNKNOWN, "ip_range": _UNKNOWN})
 _IPAM = Keys({"driver": Text(), "config": Listing(_SUBNET)})
-_FILE_ONLY = dict.fromkeys(("content", "environment"), f"{_UNKNOWN}; put it into a file and write file: PATH")
+_FILE_ONLY = {
+    **dict.fromkeys(("content", "environment"), f"{_UNKNOWN}; put it into a file and write file: PATH"),
+    **dict.fromkeys(("driver", "driver_opts", "template_driver"), "swarmctl brings files along as they are"),
+}
 _DECLARED: Mapping[str, Kind] = {
     "networks": _declared(
         {**_DRIVER, "attachable": Boolean(), "internal": Boolean(), "ipam": _IPAM},
         dict.fromkeys(("enable_ipv4", "enable_ipv6"), _UNKNOWN),
     ),
     "volumes": _declared(_DRIVER),
-    "configs": _declared({"file": Text(), "template_driver": Text()}, _FILE_ONLY),
-    "secrets": _declared({"file": Text(), "template_driver": Text()}, _FILE_ONLY),
+    "configs": _declared({"file": Text()}, _FILE_ONLY),
+    "secrets": _declared({"file": Text()}, _FILE_ONLY),
 }
 _TRAINING = Keys(
     {

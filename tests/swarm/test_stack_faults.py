@@ -46,6 +46,9 @@ def operator(lab: Lab) -> Operator:
     content["name"] = "small"
     for key in ("steps", "schedule", "final_lr_fraction"):
         del content["x-fdtc"]["training"][key]
+    for name, keys in content["services"].items():
+        if name != "coordinator":  # all nodes share this machine's processors, and swarmctl needs some, too
+            keys["deploy"]["resources"]["limits"] = {"cpus": "0.2"}
     content["x-fdtc"]["checkpointing"]["interval"] = 20
     content["services"]["coordinator"]["deploy"]["placement"]["constraints"].append("node.hostname == server-3")
     content["x-fdtc"]["classes"]["worker-server"]["replicas"] = 0

@@ -195,12 +195,13 @@ def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) ->
             ),
         )
     if process.returncode:
-        raise _failure(list(log), wish.image)
+        raise failure(list(log), wish.image)
     made = json.loads((folder / "metadata.json").read_text())
     return str(made.get("agent", {}).get("containerimage.digest", ""))
 
 
-def _failure(log: Sequence[str], image: AgentImage) -> SwarmctlError:
+def failure(log: Sequence[str], image: AgentImage) -> SwarmctlError:
+    """What to say of a build that failed, by what it logged; pure."""
     text = "\n".join(log)
     found = [(match, lines) for pattern, lines in _REMEDIES if (match := re.search(pattern, text))]
     remedies = [match.expand(line).replace("HOST:PORT", image.registry) for match, lines in found for line in lines]

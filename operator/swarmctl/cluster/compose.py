@@ -5,7 +5,6 @@ them. May import: ``state``, ``service_spec``; ``stack``, ``settings``, ``schema
 """
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,7 +24,6 @@ DATA = "fdtc-data"  # the name of the config that brings a small data file along
 DATA_FOLDER = "/data"
 # A worker that gives up is started again by the swarm, and counts as a failure there; waiting costs nothing.
 _NETWORK = {"reconnect_attempts": 0}
-_NO_REGISTRY = re.compile(r"[^./:]+(?:$|[/:])")
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,9 @@ def _first(*numbers: int | None) -> int:
 
 def agent_image(image: str, registry: str | None) -> str:
     """The agent's image as it is called in a registry; one that names a registry already stays as it is."""
-    return f"{registry.rstrip('/')}/{image}" if registry and _NO_REGISTRY.match(image) else image
+    first, slash, _ = image.partition("/")
+    has_one = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    return f"{registry.rstrip('/')}/{image}" if registry and not has_one else image
 
 
 def _environment(stack: Stack, service: str, data: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from ..stack import Stack
 from ..stack_schema import SECTIONS
 from ..units import size_bytes
 from ..variables import escape
-from .compose import composed, data_in_containers
+from .compose import agent_image, composed, data_in_containers
 from .service_spec import declared_name, mode_bits
 
 Keys = Mapping[str, Any]
@@ -43,6 +43,8 @@ def as_data(stack: Stack, *, replicas: Mapping[str, int], registry: str | None =
         if content.get(section)
     }
     ours = {**stack.ours(), "data": data_in_containers(stack)[0]}
+    if stack.image:
+        ours["image"] = agent_image(stack.image, registry)
     return {"version": _version(services), "x-fdtc": ours, "services": services, **declared}
 
 
