@@ -72,6 +72,7 @@ class CoordinatorNetwork(Section, frozen=True):
     http_port: Port = 7180
     heartbeat_interval_sec: Seconds = 10.0
     missed_heartbeats: Positive = 3  # a worker silent for this many intervals has left
+    restarts: bool = False  # something starts it again whenever it ends, so its workers wait for it
 
 
 class CoordinatorTraining(Section, frozen=True):

@@ -175,7 +175,7 @@ class Coordinator:
         self._spawn(self._accept, "accept")
         self._spawn(self._watch_leases, "leases")
         self._spawn(self._write_checkpoints, "checkpoints")
-        if self._steps_done():
+        if self._steps_done() and not self.config.network.restarts:
             self._finished.set()
         log.info(
             "coordinator listens",
@@ -213,7 +213,7 @@ class Coordinator:
             close_socket(self._listener)
         peers = self._all_peers()
         for peer in peers:
-            if peer.worker:
+            if peer.worker and not self.config.network.restarts:
                 peer.send(fdtc.Shutdown())
             peer.outbox.put(None)
         deadline = time.monotonic() + FLUSH_SECONDS
@@ -243,7 +243,8 @@ class Coordinator:
         with self._lock:
             self._paused = False
             self._keep_pause()
-            self._broadcast(fdtc.Resume())
+            if not self._steps_done():
+                self._broadcast(fdtc.Resume())
         log.info("resumed", version=self.step)
 
     def _keep_pause(self) -> None:
@@ -510,7 +511,7 @@ class Coordinator:
             shard = self.ledger.take(message.worker_id)
             workers = self.num_workers
             peer.send(self._acknowledge(message, accepted=True, shard=shard))
-            if self._paused:
+            if self._paused or self._steps_done():
                 peer.send(fdtc.Pause())
             if self._started:
                 peer.send(fdtc.Start())
@@ -595,7 +596,15 @@ class Coordinator:
         if outcome.version % self.config.checkpointing.interval == 0:
             self._checkpoint_due.set()
         if self._steps_done() and not self._finished.is_set():
-            log.info("all steps are done", version=outcome.version)
+            self._finish(outcome.version)
+
+    def _finish(self, version: int) -> None:
+        """All steps are done. Where an end would only mean a new start, stay: idle, with the workers at rest."""
+        log.info("all steps are done", version=version)
+        if self.config.network.restarts:
+            self._broadcast(fdtc.Pause())
+            self._checkpoint_due.set()
+        else:
             self._broadcast(fdtc.Shutdown())
             self._finished.set()
 
@@ -610,7 +619,7 @@ class Coordinator:
         if message.compression != fdtc.Compression.NONE and peer.gradient is None:
             peer.gradient = np.empty(self.master.layout.size, np.float32)
         gradient = fdtc.decode_tensors(message.data, specs, message.compression, peer.gradient)
-        if self._finished.is_set():
+        if self._finished.is_set() or self._steps_done():
             return self.master.refuse(Refusal.FINISHED)
         if not self._started:
             return self.master.refuse(Refusal.NOT_STARTED)
@@ -700,7 +709,7 @@ class Coordinator:
         return bool(steps) and self.step >= steps
 
     def _run_state(self) -> str:
-        if self._finished.is_set():
+        if self._finished.is_set() or self._steps_done():
             return "finished"
         if self._paused:
             return "paused"

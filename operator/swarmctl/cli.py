@@ -258,7 +258,9 @@ def config(
     registry: Annotated[
         str | None, typer.Option("--registry", envvar="REGISTRY", help="HOST:PORT that the agent's image comes from.")
     ] = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of stack files, for editors.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of stack files, for editors.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check a stack and print it as docker stack deploy takes it (--local: the files and commands)."""

@@ -71,10 +71,11 @@ def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None
         kind: What it must be.
         variables: Values for ``${NAME}`` in its texts, as Compose has it; None: a dollar sign is a dollar sign.
     """
-    loader = yaml.SafeLoader(text)
     problems: list[Problem] = []
     places: dict[str, tuple[int, int]] = {}
+    loader = None
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return Reading(None, [Problem(1, 1, "", "the file is empty")])
@@ -88,18 +89,24 @@ def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         return Reading(None, [Problem(line, column, "", f"not valid YAML: {error.problem or error.context}")])
     except yaml.YAMLError as error:
-        return Reading(None, [Problem(1, 1, "", f"not valid YAML: {error}")])
+        return Reading(None, [Problem(1, 1, "", f"not valid YAML: {' '.join(str(error).split())}")])
     except RecursionError:
         return Reading(None, [Problem(1, 1, "", "not valid YAML: nested too deep, or an anchor contains itself")])
     finally:
-        loader.dispose()
+        if loader:
+            loader.dispose()
     return Reading(value, once(problems), places)
 
 
 def once(problems: Iterable[Problem]) -> list[Problem]:
-    """In the file's order; what several keys share through an anchor is told once."""
-    found = {(problem.line, problem.column, problem.message): problem for problem in sorted(problems, reverse=True)}
-    return sorted(found.values())
+    """In the file's order, the first of each key; what several keys share through an anchor is told once."""
+    firsts: dict[tuple[int, int, str], Problem] = {}
+    for problem in problems:
+        firsts.setdefault((problem.line, problem.column, problem.path), problem)
+    shared: dict[tuple[int, int, str], Problem] = {}
+    for problem in sorted(firsts.values()):
+        shared.setdefault((problem.line, problem.column, problem.message), problem)
+    return list(shared.values())
 
 
 @dataclass(frozen=True)
@@ -438,10 +445,10 @@ def _merge(loader: yaml.SafeLoader, node: yaml.Node, seen: set[int]) -> None:
     children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         own = [pair for pair in node.value if pair[0].tag != "tag:yaml.org,2002:merge"]
-        own_names = {key.value for key, _ in own}
+        own_names = {str(key.value) for key, _ in own}
         loader.flatten_mapping(node)  # puts what is merged before the node's own pairs
         merged = node.value[: len(node.value) - len(own)]
-        inherited = {key.value: (key, value) for key, value in merged if key.value not in own_names}
+        inherited = {str(key.value): (key, value) for key, value in merged if str(key.value) not in own_names}
         node.value = [*inherited.values(), *own]
         children = [value for _, value in node.value]
     elif isinstance(node, yaml.SequenceNode):

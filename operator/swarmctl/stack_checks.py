@@ -89,6 +89,8 @@ def check(content: Keys, name: str, places: Places) -> Findings:
         _check_mounts(file, path, keys)
         _check_ports(file, path, keys)
         _check_healthcheck(file, path, keys)
+        if _get(keys, "deploy").get("mode") == "global" and "replicas" in _get(keys, "deploy"):
+            file.refuse(f"{path}.deploy.replicas", "a global service has one on every node; leave replicas out")
         if service == COORDINATOR:
             _check_coordinator(file, path, keys)
         elif service in file.section("x-fdtc", "classes"):

@@ -42,7 +42,7 @@ def resolve(
                     mount["source"] = absolute(mount["source"], folder)
     for section in ("configs", "secrets"):
         for name, keys in (content.get(section) or {}).items():
-            if keys and keys.get("file"):
+            if keys and keys.get("file") and not keys.get("external"):
                 keys["file"] = absolute(keys["file"], folder)
                 _take(keys["file"], f"{section}.{name}.file", files, refuse)
     ours = content.get("x-fdtc") or {}

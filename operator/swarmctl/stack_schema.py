@@ -122,7 +122,7 @@ _MOUNT = Keys(
     required=("type", "target"),
     refused={"consistency": _IGNORED},
 )
-_MODE = Either((Integer(most=0o7777), Scalar(check=short_forms.file_mode)), "permissions such as 0444")
+_MODE = Either((Integer(most=0o7777), Scalar(check=short_forms.file_mode)), "a file mode such as 0444")
 _MOUNTED_FILE = Short(
     lambda text: {"source": text},
     Keys({"source": Text(), "target": Text(), "uid": Scalar(), "gid": Scalar(), "mode": _MODE}, required=("source",)),

@@ -366,3 +366,43 @@ def test_a_pause_outlives_the_coordinator_and_its_end_too(swarm, tmp_path):
     second.control("resume")
     second.kill()
     assert swarm.coordinator(*options).status()["run"]["state"] == "waiting"
+
+
+# --------------------------------------------------------------------------- where something starts it again
+
+
+def test_workers_of_a_coordinator_that_is_started_again_wait_for_it(swarm):
+    coordinator = swarm.coordinator(FDTC_NETWORK_RESTARTS="true")
+    port = coordinator.port
+    worker = swarm.worker(port, "a")
+    coordinator.when(lambda s: s["version"] > 5 and present(s) == {"a"}, "it trains")
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.exit_status() == 0
+    ended_at = newest(swarm)["version"]
+
+    again = swarm.coordinator(port=port, FDTC_NETWORK_RESTARTS="true")
+
+    again.when(lambda s: s["version"] > ended_at and present(s) == {"a"}, "the same worker goes on")
+    assert worker.running
+
+
+def test_after_the_last_step_it_stays_idle_also_when_it_is_started_again(swarm):
+    settings = {"FDTC_NETWORK_RESTARTS": "true"}
+    coordinator = swarm.coordinator("--steps", "5", **settings)
+    port = coordinator.port
+    worker = swarm.worker(port, "a")
+    coordinator.when(lambda s: s["run"]["state"] == "finished", "all steps are done")
+    coordinator.when(lambda s: s["checkpoint"] and s["checkpoint"]["version"] == 5, "the last version is saved")
+    coordinator.control("resume")
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.exit_status() == 0
+
+    again = swarm.coordinator("--steps", "5", port=port, **settings)
+    status = again.when(lambda s: present(s) == {"a"}, "its worker is back")
+    assert (status["version"], status["run"]["state"]) == (5, "finished")
+    again.signal(signal.SIGTERM)
+    assert again.exit_status() == 0
+
+    longer = swarm.coordinator("--steps", "10", port=port, **settings)
+    longer.when(lambda s: s["version"] == 10 and s["run"]["state"] == "finished", "it goes on to the new end")
+    assert worker.running

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarmctl import stack
 from swarmctl.cluster.compose import wanted
 from swarmctl.cluster.render import render
-from swarmctl.errors import StackError, UsageError
+from swarmctl.errors import StackError
 
 EVERYTHING = Path(__file__).with_name("everything.yml")
 TEXT = EVERYTHING.read_text().replace(": ./", f": {EVERYTHING.parent}/")
@@ -118,10 +118,10 @@ def test_the_command_ends_with_2_and_prints_all_of_them(tmp_path: Path) -> None:
     ("old", "new", "expected"),
     [
         # Names that fit to nothing
-        ("networks: [plain]", "networks: [plian]", "services.everywhere.networks[0]: there is no network 'plian'; did you"),
+        ("networks: [plain]", "networks: [plian]", "services.everywhere.networks[0]: there is no network 'plian'"),
         ("      outside:\n", "      outsied:\n", "networks.outsied: there is no network 'outsied'"),
         ("- cache:/cache", "- cahce:/cache", "volumes[1]: there is no volume 'cahce'; did you mean 'cache'?"),
-        ("configs: [greeting", "configs: [greetings", "configs[0]: there is no config 'greetings'; did you mean 'greeting'?"),
+        ("configs: [greeting", "configs: [greetings", "there is no config 'greetings'; did you mean 'greeting'?"),
         ("secrets: [token", "secrets: [tokens", "secrets[0]: there is no secret 'tokens'; did you mean 'token'?"),
         ("name: everything\n", "name: Every Thing\n", "name: 'Every Thing' is no name for a stack"),
         ("  everywhere:\n", "  every where:\n", "services.every where: 'every where' is no name for a service"),
@@ -129,7 +129,7 @@ def test_the_command_ends_with_2_and_prints_all_of_them(tmp_path: Path) -> None:
         ("  coordinator:\n", "  coordinater:\n", "services: there is no service 'coordinator'"),
         # What a swarm can't do, or must not
         ("protocol: tcp, mode: host", "protocol: tcp", "ports[0]: endpoint_mode dnsrr has no virtual address"),
-        ("mode: global", "mode: global, replicas: 2", "services.everywhere.deploy.replicas: a global service has one on"),
+        ("mode: global", "mode: global, replicas: 2", "everywhere.deploy.replicas: a global service has one"),
         ("      replicas: 1\n", "      replicas: 3\n", "deploy.replicas: there is one coordinator"),
         ("mode: replicated", "mode: global", "services.coordinator.deploy.mode: can't be global"),
         ("order: stop-first, failure", "order: start-first, failure", "order: must be stop-first: a new worker can't"),
@@ -143,7 +143,7 @@ def test_the_command_ends_with_2_and_prints_all_of_them(tmp_path: Path) -> None:
         ("memory: 2gb, pids", "memory: 256M, pids", "limits.memory: 256M is less than the 512M that are reserved"),
         ("node.role != worker", "node.roll != worker", "no node has 'node.roll'; did you mean 'node.role'?"),
         ("node.role != worker", "node.role = worker", "is no constraint; write KEY == VALUE"),
-        ("healthcheck: { disable: true }", "healthcheck: { disable: true, test: a }", "there is a test, and disable: true"),
+        ("healthcheck: { disable: true }", "healthcheck: { disable: true, test: a }", "a test, and disable: true"),
         ("test: [CMD, python3", "test: [python3", "healthcheck.test: a list begins with CMD, CMD-SHELL or NONE"),
         # Forms
         ("- checkpoints:/check points", "- checkpoints:/a:ro:x", "volumes[0]: 'checkpoints:/a:ro:x' is no volume"),
@@ -156,22 +156,22 @@ def test_the_command_ends_with_2_and_prints_all_of_them(tmp_path: Path) -> None:
         ('["8080:80"', '["127.0.0.1:8080:80"', "'127.0.0.1:8080:80' is no port"),
         ('["8080:80"', '["80800:80"', "ports go to 65535"),
         ('["8080:80"', "[{ target: 80, published: '8080-8090' }", "'8080-8090' is no port from 0 to 65535"),
-        ("mode: 0440", "mode: rw", "'rw' are no permissions; write them as 0444"),
+        ("mode: 0440", "mode: rw", "a file mode such as 0444 is needed, not 'rw'"),
         ('"nas=10.0.0.8"', '"nas"', "'nas' is no host; write NAME:ADDRESS"),
         ("interval: 1m30s", "interval: 90", "healthcheck.interval: a text is needed, not '90'"),
         ("interval: 1m30s", "interval: 90 s", "'90 s' is no duration; write one as 30s"),
         ("memory: 512M", "memory: 512X", "'512X' is no size; write one as 512M"),
         ("cpus: 0.25", "cpus: -1", "'-1' is no number of processors"),
-        ("command: swarm_agent", "command: \"it's", "can't be split into words"),
+        ("command: swarm_agent", "command: it's swarm_agent", "can't be split into words"),
         ("parallelism: 1\n", "parallelism: one\n", "a whole number is needed, not 'one'"),
         ("failure_action: continue", "failure_action: rollback", "'rollback' is not one of the values known here"),
         # What is declared
         ("  outside: { external: true, name: everything-config }", "  outside: { external: true, file: a }",
          "configs.outside.file: what is external was made elsewhere"),
-        ("secrets:\n  token: {", "secrets:\n  other:\n  token: {", "secrets.other: says neither file nor external: true"),
+        ("secrets:\n  token: {", "secrets:\n  other:\n  token: {", "secrets.other: says neither file nor external"),
         ("file: ./greeting.txt", "file: ./none.txt", "configs.greeting.file: can't read"),
-        ("env_file: ./settings.env", "env_file: ./none.env", "env_file: can't read ./none.env: No such file or directory"),
-        ("file: ./greeting.txt", "content: hello", "configs.greeting.content: docker stack deploy does not take this key"),
+        ("env_file: ./settings.env", "env_file: ./none.env", "env_file: can't read ./none.env: No such file"),
+        ("file: ./greeting.txt", "content: hello", "configs.greeting.content: docker stack deploy does not take"),
         # Ours
         ("method: full", "method: lora8", "x-fdtc.training.method: 'lora8' is not one of the values known here"),
         ("worker-laptop: { profile", "worker-labtop: { profile", "did you mean 'worker-laptop'?"),
@@ -198,8 +198,7 @@ def test_a_variable_without_a_value_is_told_and_not_left_empty(tmp_path: Path) -
     assert [line.partition(": services.")[2] for line in said] == [
         "coordinator.environment[1]: a dollar sign begins a variable; for the sign itself write $$ (in 'PRICE=$5')",
         "page.environment.PORT: the environment has no variable PORT: which port",
-        "page.deploy.replicas: the environment has no variable PAGES; export it, or write ${PAGES:-a default}",
-        "page.deploy.replicas: a whole number is needed, not ''",
+        "page.deploy.replicas: the environment has no variable PAGES; export it, or write ${PAGES:-…}",
     ]
     said = mistakes(tmp_path, *asked[:2], environ={"PAGES": "two", "PORT": ""})
     assert ["which port" in said[0], "a whole number is needed, not 'two'" in said[1]] == [True, True]
@@ -266,8 +265,8 @@ def test_any_change_to_a_file_is_either_taken_or_refused_in_words(tmp_path: Path
         wish = wanted(found, replicas={})
         text = render(found, replicas={})
     except StackError as error:
-        assert len(str(error).splitlines()) > 1 or "x-fdtc.data" in str(error)
+        said = str(error)
+    else:
+        assert set(wish.services) == set(yaml.safe_load(text)["services"])
         return
-    except UsageError:
-        return
-    assert set(wish.services) == set(yaml.safe_load(text)["services"])
+    assert len(said.splitlines()) > 1 or "x-fdtc.data" in said

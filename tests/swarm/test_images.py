@@ -226,7 +226,7 @@ def test_a_coordinator_that_stops_answering_becomes_unhealthy(
         "--health-start-period",
         "0s",
     )
-    name = containers("coordinator", "--tmpfs", "/checkpoints:mode=777", *quick, pushed["image"], "swarm-coordinator")
+    name = containers("coordinator", "--tmpfs", "/checkpoints:uid=10001", *quick, pushed["image"], "swarm-coordinator")
     eventually(lambda: health(node, name) == "healthy", 90, "the coordinator is healthy")
 
     pid = node.api.inspect_container(name)["State"]["Pid"]
@@ -240,7 +240,7 @@ def test_a_coordinator_that_stops_answering_becomes_unhealthy(
 def test_a_coordinator_with_a_full_disk_is_not_killed_for_it(
     node: LabNode, pushed: dict[str, Any], containers: Callable[..., str]
 ) -> None:
-    containers("coordinator", "--tmpfs", "/checkpoints:size=64k,mode=777", pushed["image"], "swarm-coordinator")
+    containers("coordinator", "--tmpfs", "/checkpoints:uid=10001,size=64k", pushed["image"], "swarm-coordinator")
     eventually(lambda: ask(node, "GET", "/healthz").returncode == 0, 60, "the coordinator answers")
 
     assert ask(node, "POST", "/control/checkpoint").returncode == 1
@@ -250,10 +250,19 @@ def test_a_coordinator_with_a_full_disk_is_not_killed_for_it(
     assert "no checkpoint can be written" in checked.stdout
 
 
+def test_a_coordinator_whose_volume_is_not_its_own_says_so_and_ends(node: LabNode, pushed: dict[str, Any]) -> None:
+    options = ("run", "--rm", "--network", "none", *HARDENED, "--tmpfs", "/checkpoints")  # root's
+    said = node.docker(*options, pushed["image"], "swarm-coordinator", check=False)
+
+    assert said.returncode == 1
+    assert "can't write to" in said.stderr
+    assert "--checkpoint-dir" in said.stderr
+
+
 def test_asking_tells_success_and_failure_apart(
     node: LabNode, pushed: dict[str, Any], containers: Callable[..., str]
 ) -> None:
-    containers("coordinator", "--tmpfs", "/checkpoints:mode=777", pushed["image"], "swarm-coordinator")
+    containers("coordinator", "--tmpfs", "/checkpoints:uid=10001", pushed["image"], "swarm-coordinator")
     eventually(lambda: ask(node, "GET", "/healthz").returncode == 0, 60, "the coordinator answers")
 
     refused = ask(node, "POST", "/control/dance")

@@ -126,7 +126,8 @@ def agent_image(image: str, registry: str | None) -> str:
 def _environment(stack: Stack, service: str, data: str) -> dict[str, str]:
     """Settings of coordinator or worker as the variables that the agent reads."""
     if service == COORDINATOR:
-        sections = {**coordinator_sections(stack)}
+        # The swarm starts it again whenever it ends, and its workers are to wait for it.
+        sections = {"network": {"restarts": True}, **coordinator_sections(stack)}
     else:
         sections = {"network": _NETWORK, **worker_sections(stack, stack.classes[service])}
     sections["data"] = {**sections["data"], "path": data}

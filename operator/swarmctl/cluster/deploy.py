@@ -195,9 +195,11 @@ def _carry_out(
     for action in actions:
         if isinstance(action, CreateService | UpdateService) and action.service in workers:
             apply(action, engine)
-    wait(engine, wanted.stack, workers, story, deadline=deadline, before=before) if workers else None
     for action in last:
         apply(action, engine)
+    # All of it, since workers of the old coordinator may start again.
+    rest = [name for name in wanted.services if name != COORDINATOR]
+    wait(engine, wanted.stack, rest, story, deadline=deadline, before=before)
 
 
 def _checkpoint_before(
