@@ -8,8 +8,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +20,7 @@ from rich.text import Text
 from . import choose, cluster_cli, coordinator, fleet_cli, generate, logs, stack, stack_schema
 from .cluster import render
 from .console import Story, output, print_json
-from .errors import Exit, InterruptedByUserError, SwarmctlError, UnreachableError, UsageError
+from .errors import Exit, SwarmctlError, UnreachableError, UsageError, interruptible
 from .local import checkpoints, engine, processes, status
 from .local.observe import Observed, observe
 from .local.remedies import to_deploy
@@ -132,7 +130,7 @@ def deploy(
     if dry_run:
         _print_plan(engine.plan(wanted, folder, port, http_port)[1], as_json)
         return
-    with _interruptible("what was started goes on in the background", f"swarmctl rm --local --stack {folder.name}"):
+    with interruptible("what was started goes on in the background", f"swarmctl rm --local --stack {folder.name}"):
         observed = engine.deploy(wanted, folder, Story(), port=port, http_port=http_port, timeout=timeout or 120)
     _conclude(observed, as_json)
 
@@ -188,7 +186,7 @@ def scale(
         old = _observed(folder).deployment
         _print_plan(processes.difference(old, engine.scaled(old, pairs)), as_json)
         return
-    with _interruptible(
+    with interruptible(
         "the new number is kept, and workers go on to start or stop", f"swarmctl status --local --stack {folder.name}"
     ):
         observed = engine.scale(folder, pairs, Story(), timeout=timeout)
@@ -247,7 +245,7 @@ def rm(
         _print_plan(stops, as_json, folder if volumes else None)
         return
     _confirm_removal(folder, yes=yes, volumes=volumes)
-    with _interruptible("the supervisor goes on stopping it", f"swarmctl rm --local --stack {folder.name}"):
+    with interruptible("the supervisor goes on stopping it", f"swarmctl rm --local --stack {folder.name}"):
         engine.remove(folder, Story(), volumes=volumes)
 
 
@@ -361,7 +359,7 @@ def demo_command(
     """Train for some minutes here, and show what was learnt."""
     from . import demo  # it draws; the other commands should not wait for what it needs
 
-    with _interruptible("the demo is stopped; its last checkpoint stays", "swarmctl demo"):
+    with interruptible("the demo is stopped; its last checkpoint stays", "swarmctl demo"):
         demo.run(minutes=minutes, steps=steps, state=state)
 
 
@@ -505,11 +503,3 @@ def _print_error(error: SwarmctlError) -> None:
     console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
     for step in error.next_steps:
         console.print(Text.assemble("  ", (step, "bold cyan")), soft_wrap=True)
-
-
-@contextmanager
-def _interruptible(what_goes_on: str, *next_steps: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise InterruptedByUserError(f"interrupted; {what_goes_on}", *next_steps) from None

@@ -7,8 +7,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +20,7 @@ from . import fleet_cli
 from .cluster import build_cli
 from .console import Story, output, print_json
 from .coordinator import Control
-from .errors import Exit, InterruptedByUserError, UsageError
+from .errors import Exit, UsageError, interruptible
 from .logs import human
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def deploy(typed: Typed, fleet: Path | None, manager: str, *, dry_run: bool, as_
         if as_json:
             print_json(commands.planned(actions))
         return
-    with _interruptible("the swarm goes on with what it was told", f"swarmctl status --stack {wish.stack.name}"):
+    with interruptible("the swarm goes on with what it was told", f"swarmctl status --stack {wish.stack.name}"):
         report = commands.deploy(wish, settings, story)
     if as_json:
         print_json(report)
@@ -131,7 +130,7 @@ def scale(
     """See ``cli.scale``."""
     from .cluster import commands
 
-    with _interruptible("the wish is kept, and the swarm goes on with it", "swarmctl status"):
+    with interruptible("the wish is kept, and the swarm goes on with it", "swarmctl status"):
         rows = commands.scale(stack, wishes, _settings(fleet, manager), Story(), timeout=timeout, dry_run=dry_run)
     if as_json:
         print_json(rows)
@@ -194,7 +193,7 @@ def rm(
         if not typer.confirm(f"Stop {name} in the swarm and remove it (volumes stay)?"):
             raise typer.Exit(Exit.FAILED)
 
-    with _interruptible("the swarm goes on removing what it was told to", "swarmctl rm"):
+    with interruptible("the swarm goes on removing what it was told to", "swarmctl rm"):
         commands.remove(stack, _settings(fleet, manager), Story(), timeout=timeout, dry_run=dry_run, ask=ask)
 
 
@@ -245,7 +244,7 @@ def rollback(
     """Go back to an earlier revision of a stack."""
     from .cluster import commands
 
-    with _interruptible("the swarm goes on with what it was told", "swarmctl status"):
+    with interruptible("the swarm goes on with what it was told", "swarmctl status"):
         report = commands.rollback(stack_name, revision, _settings(fleet, manager), Story(), timeout=timeout)
     if as_json:
         print_json(report)
@@ -321,7 +320,7 @@ def _availability(
 ) -> None:
     from .cluster import commands
 
-    with _interruptible("the swarm goes on with what it was told", "swarmctl nodes"):
+    with interruptible("the swarm goes on with what it was told", "swarmctl nodes"):
         commands.set_availability(
             node, availability, _settings(fleet, manager), Story(), timeout=timeout, dry_run=dry_run, yes=yes
         )
@@ -381,11 +380,3 @@ def _seconds_ago(text: str) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
         raise UsageError(f"--since {text!r} is neither a length of time nor a date", "--since 10m") from error
-
-
-@contextmanager
-def _interruptible(what_goes_on: str, *next_steps: str) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise InterruptedByUserError(f"interrupted; {what_goes_on}", *next_steps) from None

@@ -4,7 +4,8 @@ Every error says what was tried and what came of it; `next_steps` are the comman
 of ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -83,3 +84,16 @@ class InterruptedByUserError(SwarmctlError):
     """Ctrl-C; the message says what goes on without the command."""
 
     code = Exit.INTERRUPTED
+
+
+@contextmanager
+def interruptible(what_goes_on: str, *next_steps: str) -> Iterator[None]:
+    """End with a message instead of a traceback at Ctrl-C.
+
+    Raises:
+        InterruptedByUserError: Ctrl-C was pressed.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedByUserError(f"interrupted; {what_goes_on}", *next_steps) from None

@@ -12,7 +12,7 @@ import typer
 
 from . import choose
 from .console import Story, output, print_json
-from .errors import UsageError
+from .errors import UsageError, interruptible
 
 if TYPE_CHECKING:
     from .fleet.commands import Outcome
@@ -65,7 +65,8 @@ def init(
     settings = settings_for(fleet, "", timeout, ask_sudo=ask_sudo)
     story = Story()
     wished = _one_host(host, settings) if host else None
-    facts = commands.init(commands.InitWish(wished, advertise, pool, yes, dry_run), settings, story)
+    with interruptible("a swarm may have been made", "type the same again: it adds what is missing"):
+        facts = commands.init(commands.InitWish(wished, advertise, pool, yes, dry_run), settings, story)
     if as_json:
         print_json(facts)
     if "join" in facts:
@@ -98,10 +99,24 @@ def join(
     from .fleet import commands
 
     story = Story()
-    if words[0].startswith("SWMTKN-"):
-        row = commands.join_here(
-            words[0], _manager_addresses(words[1:]), advertise, story, timeout=timeout, dry_run=dry_run
-        )
+    if any(word.startswith("SWMTKN-") for word in words):
+        if not words[0].startswith("SWMTKN-"):
+            raise UsageError("the token comes first", "swarmctl join SWMTKN-… 192.168.1.10:2377")
+        if role is not None:
+            raise UsageError(
+                "whether a machine becomes a worker or a manager is in the token, so --role says nothing here",
+                "docker swarm join-token manager   # on a manager: the other token",
+            )
+        with interruptible("the engine may go on with it", "docker info   # tells whether it is in the swarm"):
+            row = commands.join_here(
+                words[0],
+                _manager_addresses(words[1:]),
+                advertise,
+                story,
+                timeout=timeout,
+                yes=yes,
+                dry_run=dry_run,
+            )
         if as_json:
             print_json([row])
         return
@@ -110,7 +125,10 @@ def join(
         raise UsageError(f"--role {role}: a node is a worker or a manager", "--role worker", "--role manager")
     hosts = _hosts(words, settings)
     wish = commands.JoinWish(hosts, role, yes, dry_run, timeout)  # type: ignore[arg-type]  # checked just above
-    outcome = commands.join_hosts(wish, settings, story)
+    with interruptible(
+        "engines that were told to join go on with it", "type the same again: it finishes what is half done"
+    ):
+        outcome = commands.join_hosts(wish, settings, story)
     _conclude(outcome, as_json, story, "swarmctl label --auto")
 
 
@@ -135,7 +153,8 @@ def label(
     _refuse_mixed(words, auto=auto, clear=clear)
     settings, story = settings_for(fleet, manager, timeout, ask_sudo=ask_sudo), Story()
     if auto:
-        outcome = commands.label_auto(words, settings, story, dry_run=dry_run)
+        with interruptible("some nodes may be labelled already", "type the same again: it labels the others"):
+            outcome = commands.label_auto(words, settings, story, dry_run=dry_run)
         if not as_json:
             output().print(tell.labels(outcome.rows))
         _conclude(outcome, as_json, story, "swarmctl nodes")
@@ -286,6 +305,12 @@ def _manager_addresses(words: Sequence[str]) -> list[str]:
 
 
 def _refuse_mixed(words: Sequence[str], *, auto: bool, clear: bool) -> None:
+    if auto and len(words) == 2 and words[1] in {"rpi", "laptop", "desktop", "server"}:
+        raise UsageError(
+            "a class of your own and --auto exclude each other",
+            f"swarmctl label {words[0]} {words[1]}",
+            f"swarmctl label --auto {words[0]}",
+        )
     if auto and clear:
         raise UsageError(
             "--auto and --clear exclude each other", "swarmctl label --clear NODE", "swarmctl label --auto"

@@ -10,8 +10,8 @@ from typing import Any
 from .schema import Places, Problem
 from .units import size_text
 
-# What managers keep of one config or secret, and send to every node that needs it.
-MOST_CONFIG_BYTES = 500 * 1024
+# Of one config or secret, which managers keep and send to every node that needs it: the limit of Docker 20.10.
+MOST_CONFIG_BYTES = 500 * 1024 - 1
 
 
 def resolve(
@@ -68,6 +68,8 @@ def _take(path: str, key: str, files: dict[str, bytes], refuse: Any) -> None:
         size = Path(path).stat().st_size
         if size > MOST_CONFIG_BYTES:
             refuse(key, f"{path} has {size_text(size)}; a swarm keeps at most {size_text(MOST_CONFIG_BYTES)} of a file")
+        elif not size:
+            refuse(key, f"{path} is empty, and a swarm keeps nothing that is")
         else:
             files[path] = Path(path).read_bytes()
     except OSError as error:
@@ -77,7 +79,8 @@ def _take(path: str, key: str, files: dict[str, bytes], refuse: Any) -> None:
 def _small(path: Path) -> bytes | None:
     """A file's content, if it is one that fits into a config. Otherwise the engine in question says what is wrong."""
     try:
-        return path.read_bytes() if path.is_file() and path.stat().st_size <= MOST_CONFIG_BYTES else None
+        fits = path.is_file() and 0 < path.stat().st_size <= MOST_CONFIG_BYTES
+        return path.read_bytes() if fits else None
     except OSError:
         return None
 

@@ -204,10 +204,13 @@ def test_a_variable_without_a_value_is_told_and_not_left_empty(tmp_path: Path) -
     assert ["which port" in said[0], "a whole number is needed, not 'two'" in said[1]] == [True, True]
 
 
-def test_a_file_too_large_to_be_kept_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_a_swarm_can_not_keep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(bytes(600_000))
     (line,) = mistakes(tmp_path, ("file: " + str(EVERYTHING.with_name("greeting.txt")), "file: large"))
     assert "has 586 kB; a swarm keeps at most 500 kB of a file" in line
+    (tmp_path / "large").write_bytes(b"")
+    (line,) = mistakes(tmp_path, ("file: " + str(EVERYTHING.with_name("greeting.txt")), "file: large"))
+    assert "is empty, and a swarm keeps nothing that is" in line
 
 
 def test_a_virtual_address_is_warned_of_and_taken() -> None:

@@ -76,9 +76,33 @@ def test_a_machine_that_restarted_a_moment_ago_is_not_its_own_double() -> None:
     assert judge(machine("pi-1"), fleet=still_listed)[0].kind == "join"
 
 
+def test_a_node_of_unknown_identity_at_the_machines_own_address_is_the_machine_itself() -> None:
+    joined_by_docker = swarm(manager(), node("pi-1", address="10.77.0.9"))
+    assert judge(machine("pi-1"), fleet=joined_by_docker)[0].kind == "join"
+
+
+def test_a_member_whose_join_was_interrupted_needs_the_rest() -> None:
+    whole = node("pi-1", id="n1", labels={IDENTITY: "machine-pi-1"})
+    half = node("pi-1", id="n1")
+    ghost = node("pi-1", id="old", state="down", labels={IDENTITY: "machine-pi-1"})
+    member = with_engine(machine(), swarm_state="active", node_id="n1")
+    for fleet, needs in (
+        (swarm(manager(), whole), False),
+        (swarm(manager(), half), True),
+        (swarm(manager(), whole, ghost), True),
+    ):
+        (verdict,) = judge(member, fleet=fleet)
+        assert verdict.kind == "member"
+        assert join.needs_settling(verdict, fleet) is needs
+
+
 def test_copied_disks_are_found() -> None:
-    copies = (machine("pi-1", machine_id="m"), machine("pi-2", machine_id="m"))
-    assert all("copy of the other" in str(verdict.problem) for verdict in judge(*copies))
+    copies = (machine("pi-1", machine_id="m"), machine("pi-2", machine_id="m"), machine("pi-3"))
+    first, second, other = judge(*copies)
+    assert (first.kind, second.kind, other.kind) == ("join", "refused", "join")
+    assert "machine-id of pi-1" in str(second.problem)
+    assert second.problem
+    assert "systemd-machine-id-setup" in " ".join(second.problem.next_steps)
 
 
 def test_what_a_swarm_can_bear_is_let_through_on_demand_and_a_missing_docker_is_not() -> None:

@@ -134,10 +134,15 @@ def test_the_ghost_of_a_manager_is_made_a_worker_before_it_is_removed() -> None:
     assert removal.demote
 
 
-def test_a_node_without_a_known_identity_inherits_nothing() -> None:
+def test_without_an_identity_a_ghost_is_known_by_name_and_address_together() -> None:
     ghost = node("pi-1", id="old", state="down", labels={CLASS: "rpi"})
-    new = node("pi-1", id="new")
-    assert plan.settle(new, "", swarm(manager(), ghost, new)) == []
+    elsewhere = node("pi-1", id="new", address="10.77.0.99")
+    assert plan.settle(elsewhere, "", swarm(manager(), ghost, elsewhere)) == []
+    here = node("pi-1", id="new")
+    update, removal = plan.settle(here, "", swarm(manager(), ghost, here))
+    assert isinstance(update, UpdateNode)
+    assert update.labels == {CLASS: "rpi"}
+    assert isinstance(removal, RemoveNode)
 
 
 def test_clearing_takes_our_labels_but_the_identity_and_leaves_those_of_others() -> None:

@@ -48,7 +48,7 @@ def test_a_wrong_stack_ends_with_2_and_its_places(empty: Swarmctl, tmp_path: Pat
     wrong = tmp_path / "wrong.yml"
     wrong.write_text(SMALL.read_text().replace("model:", "modle:"))
     said = empty.run("config", "--stack", wrong, code=2).stderr
-    assert f"{wrong}:8:3: x-fdtc.modle: unknown key; did you mean 'model'?" in said
+    assert f"{wrong}:10:3: x-fdtc.modle: unknown key; did you mean 'model'?" in said
 
 
 def test_missing_data_is_refused_before_anything_is_written(empty: Swarmctl, tmp_path: Path) -> None:

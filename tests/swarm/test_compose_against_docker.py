@@ -19,6 +19,7 @@ from swarmctl.cluster.plan import plan
 from swarmctl.cluster.state import SERVICE, Raw, Wanted
 from swarmctl.console import Story
 from swarmctl.fleet.engine import Engine
+from swarmctl.stack_files import MOST_CONFIG_BYTES
 from swarmctl.stack_schema import REFUSED as REFUSED_KEYS
 from tests.lab import images
 from tests.lab.fixtures import MakeLab
@@ -208,6 +209,15 @@ def test_an_image_is_pinned_as_docker_pins_it(manager: Manager, tmp_path: Path) 
     assert unlike(ours, theirs) == []
     assert "@sha256:" in ours["coordinator"]["TaskTemplate"]["ContainerSpec"]["Image"]
     assert ours["coordinator"]["TaskTemplate"]["Placement"]["Platforms"] == [{"Architecture": "amd64", "OS": "linux"}]
+
+
+def test_the_largest_file_is_kept_and_an_empty_one_is_not(manager: Manager) -> None:
+    created = [
+        manager.node.docker("config", "create", name, "-", stdin="x" * size, check=False).returncode
+        for name, size in (("largest", MOST_CONFIG_BYTES), ("empty", 0))
+    ]
+    manager.node.docker("config", "rm", "largest")
+    assert created == [0, 1]
 
 
 # A value for every key that is refused because docker ignores or does not take it.

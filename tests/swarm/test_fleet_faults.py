@@ -46,12 +46,28 @@ def test_those_that_can_join_do_and_the_others_are_named_with_a_remedy(operator:
     assert "in the swarm already: pi-01" in ended.stderr
     assert "get.docker.com" in ended.stderr
     assert "off" in ended.stderr
-    assert "copy of the other" in ended.stderr
-    assert "4 of 5 not done: bare, off, copy-1, copy-2" in ended.stderr
+    assert "it has the machine-id of copy-1" in ended.stderr
+    assert "3 of 5 not done: bare, off, copy-2" in ended.stderr
 
 
 def test_nothing_reachable_is_exit_code_5(operator: Operator) -> None:
     assert "none could be reached: off" in operator.run("join", "off", code=5).stderr
+
+
+def test_a_join_that_was_interrupted_is_finished_by_typing_it_again(lab: Lab, operator: Operator) -> None:
+    manager, machine = lab.nodes["server-1"], lab.nodes["server-2"]
+    token = manager.api.inspect_swarm()["JoinTokens"]["Worker"]
+    machine.docker("swarm", "join", "--token", token, f"{manager.address}:2377")
+    assert "fdtc.identity" not in labels(manager)["server-2"]
+    assert "server-2 is in the swarm" in operator.run("join", "server-2").stderr
+    assert labels(manager)["server-2"]["fdtc.identity"] == machine.machine_id
+    assert "nothing to change" in operator.run("join", "server-2").stderr
+    machine.docker("swarm", "leave")
+    manager.docker("node", "rm", "--force", "server-2")
+
+
+def test_a_second_swarm_is_not_made_by_mistake(operator: Operator) -> None:
+    assert "there is a swarm already" in operator.run("init", "server-2", code=2).stderr
 
 
 def test_an_even_number_of_managers_is_refused(operator: Operator) -> None:
@@ -76,7 +92,7 @@ def test_a_dead_machine_keeps_nobody_waiting_and_is_named(lab: Lab, operator: Op
     lab.nodes["pi-03"].stop_sshd()
     lab.nodes["pi-02"].set_hardware("rpi4-8g")
     ended = operator.run("label", "--auto", code=6)
-    assert "1 of 4 not done: pi-03" in ended.stderr
+    assert "1 of 5 not done: pi-03" in ended.stderr
     assert labels(lab.nodes["server-1"])["pi-02"]["fdtc.profile"] == "RPI4_8G"
     lab.nodes["pi-03"].start_sshd()
 
@@ -158,7 +174,7 @@ def test_doctor_fixes_what_is_safe(lab: Lab, operator: Operator) -> None:
 def test_a_cut_link_is_told_and_heals(lab: Lab, operator: Operator) -> None:
     lab.nodes["pi-01"].cut()
     ended = operator.run("label", "--auto", "--timeout", "5", code=6)
-    assert "1 of 4 not done: pi-01" in ended.stderr
+    assert "1 of 5 not done: pi-01" in ended.stderr
     lab.nodes["pi-01"].heal()
     operator.run("label", "--auto")
 

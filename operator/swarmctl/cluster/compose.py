@@ -99,7 +99,7 @@ def _service(
     own = known.get("environment", {})
     known["environment"] = {**_environment(stack, name, data), **own}
     known["image"] = agent_image(stack.image or known["image"], registry)
-    if data != stack.data:
+    if data != stack.data and name != COORDINATOR:  # which hands out shards, and reads none
         known["configs"] = [*known.get("configs", ()), {"source": DATA, "target": data}]
     wish = stack.wishes.get(name)
     return _with_replicas(known, wish if replicas is None else replicas)

@@ -4,14 +4,14 @@ May import: all of ``fleet``, ``console``, ``errors``.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..console import Story
-from ..errors import PartlyDoneError, SwarmctlError, UnreachableError, UsageError
+from ..errors import Exit, PartlyDoneError, SwarmctlError, UnreachableError, UsageError, WaitTimeoutError
 from . import authority
 from . import init as making
 from . import join as joining
@@ -20,9 +20,10 @@ from . import nodes as listing
 from .actions import Action, Change, Discard, Store, UpdateNode, UpdateSwarm, as_data, describe
 from .apply import apply
 from .engine import engine_on
+from .evidence import health
 from .facts import Finding, Probe
 from .inventory import HERE, Host, render
-from .machines import Machine, ends, examine, look, node_of_machine, observed
+from .machines import Machine, ask_machine, ends, examine, look, node_of_machine, observed
 from .observation import Observation
 from .observe import observe
 from .pairs import pairs
@@ -39,6 +40,7 @@ from .where import (
     manager,
     manager_addresses,
     open_host,
+    recall,
     remember,
 )
 
@@ -94,12 +96,14 @@ class InitWish:
 def init(wish: InitWish, settings: Settings, story: Story) -> Row:
     """Make a swarm, or bring the present one to what training needs; returns what there is then."""
     with ExitStack() as stack:
-        connection = stack.enter_context(open_host(wish.host or Host(HERE), settings, settings.deadline))
-        found = probe(connection, None)
+        connection = stack.enter_context(open_host(wish.host or Host(HERE), settings))
+        found = ask_machine(connection, None, settings)
         _refuse_without_engine(connection, found)
         is_manager = found.engine.swarm_state == "active" and found.engine.is_manager
         choice = None if is_manager else making.choose_address(found, wish.advertise)
         making.refuse_unfit(found, choice, yes=wish.yes)
+        if choice is not None and not wish.yes:
+            _refuse_second_swarm(wish, settings)
         engine = stack.enter_context(engine_on(connection, sudo=found.engine.access.startswith("sudo")))
         done: list[Action] = []
         if choice is not None:
@@ -137,13 +141,25 @@ def init(wish: InitWish, settings: Settings, story: Story) -> Row:
         return _swarm_facts(swarm, done)
 
 
-def _refuse_without_engine(connection: Connection, found: Probe) -> None:
-    from .evidence import health
+def _refuse_second_swarm(wish: InitWish, settings: Settings) -> None:
+    """Who types init on each machine would get a swarm of one on each."""
+    known = recall(settings)
+    if known.swarm:
+        name = wish.host.name if wish.host else "THIS-MACHINE"
+        raise UsageError(
+            f"there is a swarm already, with the managers {', '.join(known.managers) or 'that are gone'}; "
+            "a second one would have none of its machines",
+            f"swarmctl join {name}         # into the one there is",
+            f"swarmctl init {wish.host.name + ' ' if wish.host else ''}--yes   # a swarm of its own all the same",
+        )
 
+
+def _refuse_without_engine(connection: Connection, found: Probe) -> None:
     blocking = [
         finding
         for finding in health(found)
-        if finding.severity == "error" and finding.check in {"docker-access", "engine"}
+        if finding.check in {"docker-access", "engine"}
+        and (finding.severity == "error" or found.engine.access == "sudo-password")
     ]
     if blocking:
         raise SwarmctlError(
@@ -215,9 +231,11 @@ def join_hosts(wish: JoinWish, settings: Settings, story: Story) -> Outcome:
             return wish.role or ("manager" if machine.host.role == "manager" else "worker")
 
         joining.refuse_managers(found.swarm, [v for v in new if role_of(v.machine) == "manager"], yes=wish.yes)
+        half = [verdict for verdict in verdicts if joining.needs_settling(verdict, found.swarm)]
         results: dict[str, str | SwarmctlError] = {}
-        if new and not wish.dry_run:
-            results = _join(new, found, settings, story, wish, role_of)
+        if (new or half) and not wish.dry_run:
+            results = _join(new, half, found, settings, story, wish, role_of)
+        _tell_of_workers(verdicts, found.swarm, role_of, story)
         remember(
             settings,
             found.again() if results else found.swarm,
@@ -228,7 +246,7 @@ def join_hosts(wish: JoinWish, settings: Settings, story: Story) -> Outcome:
             },
         )
     rows = [_join_row(verdict, results, role_of(verdict.machine), wish.dry_run) for verdict in verdicts]
-    if not new and all(verdict.kind == "member" for verdict in verdicts):
+    if not new and not half and all(verdict.kind == "member" for verdict in verdicts):
         story.same("nothing to change")
     return _outcome(rows)
 
@@ -249,13 +267,25 @@ def _tell_verdicts(story: Story, verdicts: Sequence[joining.Verdict]) -> None:
             story.warn(f"{verdict.machine.host.name}: {finding.message}")
 
 
+def _tell_of_workers(
+    verdicts: Sequence[joining.Verdict], swarm: Swarm, role_of: Callable[[Machine], joining.Role], story: Story
+) -> None:
+    """A member does not change its role by joining again."""
+    for verdict in verdicts:
+        node = swarm.node(_node_id(verdict)) if verdict.kind == "member" else None
+        if node and node.role == "worker" and role_of(verdict.machine) == "manager":
+            story.warn(f"{verdict.machine.host.name} is a worker, and stays one")
+            story.remedy(f"docker node promote {node.hostname}   # on a manager")
+
+
 def _join(
     new: Sequence[joining.Verdict],
+    half: Sequence[joining.Verdict],
     found: Manager,
     settings: Settings,
     story: Story,
     wish: JoinWish,
-    role_of: Any,
+    role_of: Callable[[Machine], joining.Role],
 ) -> dict[str, str | SwarmctlError]:
     with story.waiting(f"{_count(len(new), 'machine')} join") as show:
         left = {verdict.machine.host.name for verdict in new}
@@ -275,19 +305,24 @@ def _join(
             on_done=joined,
         )
         show("waits for the managers to see them")
+        everyone = [*new, *half]
         identities = {
-            verdict.machine.host.name: verdict.machine.probe.machine_id for verdict in new if verdict.machine.probe
+            verdict.machine.host.name: verdict.machine.probe.machine_id for verdict in everyone if verdict.machine.probe
         }
 
         def settled(name: str, node: Any, swarm: Swarm) -> None:
             before = ghosts_of(identities[name], swarm, alive_id=node.id)
-            machine = next(verdict.machine for verdict in new if verdict.machine.host.name == name)
+            machine = next(verdict.machine for verdict in everyone if verdict.machine.host.name == name)
             taken_for = f"{machine.evidence.hardware_class}, {machine.evidence.arch}" if machine.evidence else ""
             detail = joining.tell_carried(node, before) or taken_for
-            story.done(f"{name} joined as {role_of(machine)} at {node.address}", detail)
+            words = f"joined as {node.role}" if name in results else "is in the swarm"
+            story.done(f"{name} {words} at {node.address}", detail)
 
-        findings = joining.settle_all(
-            {name: node_id for name, node_id in results.items() if isinstance(node_id, str)},
+        findings, unseen = joining.settle_all(
+            {
+                **{name: node_id for name, node_id in results.items() if isinstance(node_id, str)},
+                **{verdict.machine.host.name: _node_id(verdict) for verdict in half},
+            },
             found,
             identities,
             deadline_sec=wish.timeout,
@@ -296,6 +331,12 @@ def _join(
     for finding in findings:
         story.warn(finding.message)
         story.remedy(*finding.remedy)
+    for name in unseen:
+        late = WaitTimeoutError(
+            f"{name} has joined, but the managers do not see it as ready yet", f"swarmctl join {name}   # goes on"
+        )
+        story.failed(str(late), *late.next_steps)
+        results[name] = late
     return results
 
 
@@ -315,7 +356,7 @@ def _join_row(verdict: joining.Verdict, results: dict[str, str | SwarmctlError],
         "role": role,
         "node_id": result if isinstance(result, str) else _node_id(verdict),
         "error": str(error) if error else "",
-        "unreachable": isinstance(error, UnreachableError),
+        "unreachable": error is not None and error.code == Exit.UNREACHABLE,
         "findings": [{"severity": f.severity, "check": f.check, "message": f.message} for f in verdict.findings],
     }
 
@@ -335,7 +376,7 @@ def _reach(machines: Sequence[Machine], found: Manager, settings: Settings) -> d
 
 
 def join_here(
-    token: str, managers: list[str], advertise: str | None, story: Story, *, timeout: float, dry_run: bool
+    token: str, managers: list[str], advertise: str | None, story: Story, *, timeout: float, yes: bool, dry_run: bool
 ) -> Row:
     """Have this machine's engine join, with a token, as `docker swarm join` does, but checked and waited for."""
     with ExitStack() as stack:
@@ -355,6 +396,7 @@ def join_here(
             )
         source = advertise or found.route.source
         story.title(f"Joining {found.hostname}", f"at {source} to the swarm at {managers[0]}")
+        _refuse_unfit_here(found, story, yes=yes)
         if dry_run:
             return {"host": found.hostname, "result": "join", "node_id": ""}
         engine = stack.enter_context(engine_on(connection, sudo=found.engine.access.startswith("sudo")))
@@ -362,6 +404,14 @@ def join_here(
             node_id = joining.join_one(engine, managers=managers, token=token, advertise=source, deadline_sec=timeout)
         story.done(f"{found.hostname} joined", node_id)
         return {"host": found.hostname, "result": "joined", "node_id": node_id}
+
+
+def _refuse_unfit_here(found: Probe, story: Story, *, yes: bool) -> None:
+    """What can be told from the machine alone; doctor tells the rest, and `label --auto` who it was before."""
+    for finding in health(found):
+        if finding.severity == "error" and not yes:
+            raise SwarmctlError(f"{found.hostname}: {finding.message}", *finding.remedy, "--yes   # join all the same")
+        story.warn(finding.message)
 
 
 # label ----------------------------------------------------------------------------------------------------------
@@ -432,7 +482,7 @@ def _label_row(labelled: labelling.Labelling) -> Row:
         "actions": [as_data(action) for action in labelled.actions],
         "error": str(error) if error else "",
         "remedy": list(error.next_steps) if error else [],
-        "unreachable": isinstance(error, UnreachableError),
+        "unreachable": error is not None and error.code == Exit.UNREACHABLE,
     }
 
 
@@ -511,7 +561,7 @@ def _scan_row(machine: Machine) -> Row:
         "swarm": found.engine.swarm_state if found else "",
         "what": (found.model or found.cpu_model or found.system) if found else "",
         "error": str(error) if error else "",
-        "unreachable": isinstance(error, UnreachableError),
+        "unreachable": error is not None and error.code == Exit.UNREACHABLE,
     }
 
 

@@ -50,17 +50,21 @@ class Engine:
 
         Args:
             client: docker-py's low-level client, whose types nobody keeps.
-            host: Name of its machine, for messages.
+            host: Name of its machine, for messages; `word` is the same as it is typed.
             problem: Tells what the way to the engine said when it broke.
         """
         self.host = host
-        self._host_word = "here" if host == "this machine" else host
+        self.word = "here" if host == "this machine" else host
         self._client = client
         self._problem = problem
 
     def info(self) -> Raw:
         """What ``docker info`` prints."""
         return self._raw("describe itself", self._client.info)
+
+    def version(self) -> Raw:
+        """What ``docker version`` prints of the engine."""
+        return self._raw("tell its version", self._client.version)
 
     def swarm(self) -> Raw:
         """The cluster with its join tokens; managers only."""
@@ -299,10 +303,10 @@ class Engine:
         if isinstance(error, requests.Timeout):
             return WaitTimeoutError(
                 f"{self.host}: the Docker engine did not {what} within {_ANSWER_SEC} s",
-                f"swarmctl doctor {self._host_word}",
+                f"swarmctl doctor {self.word}",
             )
         return UnreachableError(
-            f"{self.host}: the Docker engine can't be asked to {what}: {said}", f"swarmctl doctor {self._host_word}"
+            f"{self.host}: the Docker engine can't be asked to {what}: {said}", f"swarmctl doctor {self.word}"
         )
 
 
@@ -320,7 +324,7 @@ def engine_on(connection: Connection, *, sudo: bool = False) -> Iterator[Engine]
         except (DockerException, requests.RequestException, OSError) as error:
             said = getattr(way, "last_error", "") or _innermost(error)
             raise UnreachableError(
-                f"{name}: its Docker engine does not answer: {said}", f"swarmctl doctor {name}"
+                f"{name}: its Docker engine does not answer: {said}", f"swarmctl doctor {connection.host.name}"
             ) from error
         engine = Engine(client, name, lambda: str(getattr(way, "last_error", "")))
         try:

@@ -112,7 +112,8 @@ def _engine(probe: Probe) -> Iterator[Finding]:
             yield Finding("error", "docker-access", where, f"this user may not use Docker{said}", _JOIN_DOCKER_GROUP)
         case "sudo-password":
             message = "this user may use Docker only through sudo with a password, if at all"
-            yield Finding("warning", "docker-access", where, message, _JOIN_DOCKER_GROUP)
+            ask = "--ask-sudo   # with swarmctl's commands: it asks for the password once"
+            yield Finding("warning", "docker-access", where, message, (ask, *_JOIN_DOCKER_GROUP))
         case "direct" | "sudo" if engine.error:
             message = f"Docker's engine did not tell all{said}"
             yield Finding("warning", "engine", where, message, ("docker info   # must answer within seconds",))

@@ -4,6 +4,7 @@ May import: ``apply``, ``engine``, ``evidence``, ``everywhere``, ``machines``, `
 """
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -16,16 +17,16 @@ from .engine import Engine, EngineError, engine_on, wait_until
 from .everywhere import everywhere
 from .evidence import health
 from .facts import Finding, Probe
+from .machine_checks import of_a_copy
 from .machines import Machine
-from .plan import settle, twin_of
+from .plan import ghosts_of, settle, twin_of
 from .ssh import Connection
-from .swarm import Node, Swarm
+from .swarm import IDENTITY, Node, Swarm
 from .where import Manager, Settings, manager_addresses
 
 Role = Literal["worker", "manager"]
 # Each join makes the managers sign a certificate and tell everybody; more at once only take longer.
 AT_ONCE = 8
-ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,6 @@ def judge(
         anyway: Join in spite of errors that a swarm could live with.
     """
     names = Counter(machine.probe.hostname for machine in machines if machine.probe)
-    identities = Counter(machine.probe.machine_id for machine in machines if machine.probe and machine.probe.machine_id)
     verdicts = []
     for machine in machines:
         probe = machine.probe
@@ -82,7 +82,7 @@ def judge(
             *reach.get(machine.host.name, ()),
             *_in_another_swarm(machine, probe, swarm),
             *_names_taken(machine, probe, swarm, names),
-            *_copied_disk(machine, probe, identities),
+            *_copied_disk(machine, probe, machines),
         ]
         blocking = [finding for finding in found if finding.severity == "error" and not (anyway and _bearable(finding))]
         verdicts.append(Verdict(machine, "refused" if blocking else "join", tuple(found)))
@@ -138,25 +138,39 @@ def _names_taken(machine: Machine, probe: Probe, swarm: Swarm, names: Mapping[st
 
 def _may_be(node: Node, probe: Probe) -> bool:
     """Whether a node that the managers think is up can be this machine before it restarted."""
-    return bool(probe.machine_id) and probe.machine_id == node.labels.get("fdtc.identity")
+    if identity := node.labels.get(IDENTITY):
+        return identity == probe.machine_id
+    return node.address in {address.address for address in probe.addresses}
 
 
-def _copied_disk(machine: Machine, probe: Probe, identities: Mapping[str, int]) -> list[Finding]:
-    if identities[probe.machine_id] < 2:
+def _copied_disk(machine: Machine, probe: Probe, machines: Sequence[Machine]) -> list[Finding]:
+    """The first of several with one machine id may join: the others are the copies."""
+    same = [
+        other for other in machines if other.probe and probe.machine_id and other.probe.machine_id == probe.machine_id
+    ]
+    if len(same) < 2 or same[0] is machine:
         return []
-    name = machine.host.name
+    original = same[0].host.name
+    rename = same[0].probe is not None and same[0].probe.hostname == probe.hostname
     return [
         Finding(
             "error",
             "machine-id",
-            name,
-            f"another machine has the same machine-id {probe.machine_id}: one disk is a copy of the other",
-            (
-                f"ssh {name} 'sudo rm /etc/machine-id && sudo systemd-machine-id-setup && sudo reboot'",
-                f"ssh {name} 'sudo rm /etc/ssh/ssh_host_* && sudo ssh-keygen -A'   # these were copied, too",
-            ),
+            machine.host.name,
+            f"it has the machine-id of {original}: one disk is a copy of the other. On {machine.host.name}:",
+            of_a_copy(machine.host.name, rename=rename),
         )
     ]
+
+
+def needs_settling(verdict: Verdict, swarm: Swarm) -> bool:
+    """Whether a member still lacks what its machine had before: a join that was interrupted, or one by plain Docker."""
+    probe = verdict.machine.probe
+    node = swarm.node(probe.engine.node_id) if probe and verdict.kind == "member" else None
+    if probe is None or node is None:
+        return False
+    unknown = bool(probe.machine_id) and IDENTITY not in node.labels
+    return unknown or bool(ghosts_of(probe.machine_id, swarm, alive_id=node.id))
 
 
 def refuse_managers(swarm: Swarm, new: Sequence[Verdict], *, yes: bool) -> None:
@@ -210,6 +224,12 @@ def join_all(
     by_name = {machine.host.name: machine for machine in hosts}
     tokens = {"worker": found.swarm.worker_token, "manager": found.swarm.manager_token}
 
+    asking = threading.Lock()
+
+    def is_listed(node_id: str) -> bool:
+        with asking:
+            return found.again().node(node_id) is not None
+
     def work(connection: Connection) -> str:
         machine = by_name[connection.host.name]
         assert machine.probe
@@ -220,34 +240,82 @@ def join_all(
                 token=tokens[role_of(machine)],
                 advertise=machine.host.advertise or machine.probe.route.source,
                 deadline_sec=deadline_sec,
+                is_listed=is_listed,
             )
 
     return everywhere(
         [machine.host for machine in hosts],
         work,
         settings=settings.ssh,
-        deadline=deadline_sec * ATTEMPTS + deadline_sec * (len(hosts) // AT_ONCE),
+        deadline=deadline_sec * (2 + len(hosts) // AT_ONCE),
         on_done=lambda host, result: on_done(by_name[host.name], result),
     )
 
 
-def join_one(engine: Engine, *, managers: list[str], token: str, advertise: str, deadline_sec: float) -> str:
+def join_one(
+    engine: Engine,
+    *,
+    managers: list[str],
+    token: str,
+    advertise: str,
+    deadline_sec: float,
+    is_listed: Callable[[str], bool] = lambda _: True,
+) -> str:
     """Have one engine join, and wait until it is a node; returns the node's id.
 
+    Args:
+        engine: The machine's.
+        managers: ``host:port`` of each.
+        token: For the role.
+        advertise: The machine's address.
+        deadline_sec: For all of it.
+        is_listed: Whether the managers have a node of this id.
+
     Raises:
-        SwarmctlError: It did not become one; it has left again, so it can be tried again.
+        SwarmctlError: It did not become one, and has left again; or it is at home in another swarm.
     """
-    for attempt in range(ATTEMPTS):
-        if engine.info()["Swarm"]["LocalNodeState"] != "inactive":
-            engine.leave(force=True)
+    end = time.monotonic() + deadline_sec
+    if member := _make_free(engine, managers, is_listed):
+        return member
+    while True:
         try:
             engine.join(managers=managers, token=token, advertise=advertise)
-            return _wait_until_active(engine, deadline_sec)
+            return _wait_until_active(engine, max(1.0, end - time.monotonic()))
         except SwarmctlError as error:
-            if attempt == ATTEMPTS - 1 or _is_final(error):
-                engine.leave(force=True) if engine.info()["Swarm"]["LocalNodeState"] != "inactive" else None
-                raise _explained(error, managers, engine.host) from error
-    raise AssertionError
+            _leave_half_joined(engine)
+            if _is_final(error) or time.monotonic() > end:
+                raise _explained(error, managers, engine.word) from error
+
+
+def _make_free(engine: Engine, managers: Sequence[str], is_listed: Callable[[str], bool]) -> str:
+    """Have an engine forget a swarm that has forgotten it; returns the node's id if it is a member of ours by now.
+
+    Looked at once more right here: somebody else may have had it join since it was probed.
+
+    Raises:
+        EngineError: It is at home in another swarm, or locked.
+    """
+    now = engine.info()["Swarm"]
+    state = now["LocalNodeState"]
+    if state == "inactive":
+        return ""
+    ours = {address.rpartition(":")[0] for address in managers}
+    known = {str(peer["Addr"]).rpartition(":")[0] for peer in now.get("RemoteManagers") or ()}
+    if state == "active" and ours & known and is_listed(now["NodeID"]):
+        return str(now["NodeID"])
+    if state == "locked" or now.get("ControlAvailable") or (state == "active" and not ours & known):
+        raise EngineError(
+            f"{engine.host} is in another swarm" + (", as a manager" if now.get("ControlAvailable") else ""),
+            "docker swarm leave --force   # on that machine: takes it out of that one; then join it again",
+        )
+    engine.leave(force=True)
+    return ""
+
+
+def _leave_half_joined(engine: Engine) -> None:
+    """An engine that could not join goes on trying by itself, and would refuse another attempt."""
+    if engine.info()["Swarm"]["LocalNodeState"] != "inactive":
+        engine.leave(force=True)
 
 
 def _wait_until_active(engine: Engine, deadline_sec: float) -> str:
@@ -280,42 +348,50 @@ def settle_all(
     *,
     deadline_sec: float,
     on_done: Callable[[str, Node, Swarm], None],
-) -> list[Finding]:
-    """Wait until the managers have each new node, and give it what its machine had before.
+) -> tuple[list[Finding], list[str]]:
+    """Give each new node what its machine had before, as soon as the managers have it.
 
     Args:
         joined: Node ids, by the host's name.
         found: The manager to ask.
         identities: Machine ids, by the host's name.
-        deadline_sec: For each wait.
+        deadline_sec: For all of it.
         on_done: Told of each node with the swarm as it was before the node was settled.
 
     Returns:
-        What is wrong with them: a machine id that another machine has, too.
+        What is wrong with them: a machine id that another machine has, too; and the hosts whose nodes did not appear.
     """
-    swarm = found.swarm
+    waiting = dict(joined)
+    findings: list[Finding] = []
+    missed_by = time.monotonic() + _grace_sec(found.swarm)
 
-    def all_there() -> bool:
-        nonlocal swarm
+    def all_settled() -> bool:
         swarm = found.again()
-        up = {node.id for node in swarm.nodes if node.state == "ready"}
-        return up.issuperset(joined.values())
+        for name, node_id in list(waiting.items()):
+            node = swarm.node(node_id)
+            identity = identities.get(name, "")
+            twin = twin_of(identity, swarm, node_id)
+            # What it was before it restarted is missed soon; a double that joins just now, or stays, is a machine.
+            may_pass = twin is not None and twin.id not in joined.values() and time.monotonic() < missed_by
+            if node is None or node.state != "ready" or may_pass:
+                continue
+            if twin:
+                findings.append(_clone(name, twin))
+            apply(settle(node, "" if twin else identity, swarm), found.engine)
+            on_done(name, node, swarm)
+            del waiting[name]
+        return not waiting
 
-    wait_until(all_there, deadline_sec=deadline_sec, what="the managers did not see every new node")
-    swarm = after_the_past(
-        {node_id: identities.get(name, "") for name, node_id in joined.items()}, found, swarm, joined.values()
-    )
-    findings = []
-    for name, node_id in joined.items():
-        node = swarm.node(node_id)
-        assert node
-        identity = identities.get(name, "")
-        if twin := twin_of(identity, swarm, node_id):
-            findings.append(_clone(name, twin))
-            identity = ""
-        apply(settle(node, identity, swarm), found.engine)
-        on_done(name, node, swarm)
-    return findings
+    with suppress(WaitTimeoutError):
+        wait_until(all_settled, deadline_sec=max(deadline_sec, _grace_sec(found.swarm)), what="")
+    return findings, list(waiting)
+
+
+def _grace_sec(swarm: Swarm) -> float:
+    """How long the managers take to miss a node: three heartbeats, and a little."""
+    heartbeat = swarm.spec.get("Dispatcher", {})
+    assert isinstance(heartbeat, dict)
+    return 3 * int(heartbeat.get("HeartbeatPeriod", 5e9)) / 1e9 + 5
 
 
 def after_the_past(identities: Mapping[str, str], found: Manager, swarm: Swarm, alive: Collection[str] = ()) -> Swarm:
@@ -330,9 +406,6 @@ def after_the_past(identities: Mapping[str, str], found: Manager, swarm: Swarm, 
     Returns:
         The swarm as it is then. A double that is still up is another machine.
     """
-    heartbeat = swarm.spec.get("Dispatcher", {})
-    assert isinstance(heartbeat, dict)
-    grace_sec = 3 * int(heartbeat.get("HeartbeatPeriod", 5e9)) / 1e9 + 5
     seen = swarm
 
     def no_double() -> bool:
@@ -344,7 +417,7 @@ def after_the_past(identities: Mapping[str, str], found: Manager, swarm: Swarm, 
         return False
 
     with suppress(WaitTimeoutError):
-        wait_until(no_double, deadline_sec=grace_sec, what="the managers did not miss a node")
+        wait_until(no_double, deadline_sec=_grace_sec(swarm), what="")
     return seen
 
 
@@ -354,8 +427,8 @@ def _clone(name: str, twin: Node) -> Finding:
         "machine-id",
         name,
         f"{name} has the machine-id of {twin.hostname}, which is up: one disk is a copy of the other, "
-        "so neither can be known again after a rejoin",
-        (f"ssh {name} 'sudo rm /etc/machine-id && sudo systemd-machine-id-setup && sudo reboot'",),
+        f"so neither can be known again after a rejoin. On {name}:",
+        of_a_copy(name, rename=False),
     )
 
 

@@ -105,14 +105,7 @@ def alike(fleet: Observation) -> Iterator[Finding]:
             hosts[1],
             f"{some(hosts)} have one machine-id ({identity}){same_name}: their disks or SD cards are copies, and a "
             "machine that comes back is taken for another",
-            (
-                "sudo docker swarm leave --force; sudo rm -f /etc/docker/key.json   # the engine's identity",
-                "sudo rm -f /etc/machine-id /var/lib/dbus/machine-id && sudo systemd-machine-id-setup",
-                "sudo rm -f /etc/ssh/ssh_host_* && sudo ssh-keygen -A   # these were copied, too",
-                *(("sudo hostnamectl set-hostname NEW-NAME",) if same_name else ()),
-                "sudo reboot",
-                f"swarmctl join {hosts[1]}",
-            ),
+            of_a_copy(hosts[1], rename=bool(same_name)),
         )
     for name, group in _alike((probe.hostname, (machine, probe)) for machine, probe in probed).items():
         hosts = [machine.host for machine, _ in group if machine.host not in told]
@@ -179,3 +172,20 @@ def _alike(keyed: Iterable[tuple[str, tuple[Machine, Probe]]]) -> dict[str, list
         if key:
             groups[key].append(machine)
     return {key: group for key, group in groups.items() if len(group) > 1}
+
+
+def of_a_copy(host: str, *, rename: bool) -> tuple[str, ...]:
+    """What makes a machine of its own of one whose disk is a copy of another's; to type on it, but for the last.
+
+    Args:
+        host: The copy.
+        rename: Whether it has the other's host name, too.
+    """
+    return (
+        "sudo docker swarm leave --force; sudo rm -f /etc/docker/key.json   # the engine's identity",
+        "sudo rm -f /etc/machine-id /var/lib/dbus/machine-id && sudo systemd-machine-id-setup",
+        "sudo rm -f /etc/ssh/ssh_host_* && sudo ssh-keygen -A   # these were copied, too",
+        *(("sudo hostnamectl set-hostname NEW-NAME",) if rename else ()),
+        "sudo reboot",
+        f"swarmctl join {host}",
+    )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import SwarmctlError
+from .engine import engine_on
 from .everywhere import everywhere
 from .evidence import evidence
 from .facts import Evidence, Probe
@@ -14,7 +15,7 @@ from .inventory import Host
 from .observation import Machine as ObservedMachine
 from .pairs import End
 from .plan import profile_in
-from .probe import probe
+from .probe import engine_facts, probe
 from .ssh import Connection
 from .swarm import IDENTITY, Node, Swarm
 from .where import Manager, Settings, address_of, machine_host
@@ -92,7 +93,7 @@ def examine(
     """
 
     def ask(connection: Connection) -> Probe:
-        return probe(connection, target)
+        return ask_machine(connection, target, settings)
 
     def done(host: Host, result: Probe | SwarmctlError) -> None:
         if on_done:
@@ -105,6 +106,19 @@ def examine(
 
     results = everywhere(hosts, ask, settings=settings.ssh, deadline=settings.deadline, on_done=done)
     return [machine_of(host, results[host.name]) for host in hosts]
+
+
+def ask_machine(connection: Connection, target: str | None, settings: Settings) -> Probe:
+    """Probe one machine; its engine too, where sudo wants a password and one was given.
+
+    Raises:
+        SwarmctlError: It does not answer, or does not take the password.
+    """
+    found = probe(connection, target)
+    if found.engine.access != "sudo-password" or settings.ssh.sudo_password is None:
+        return found
+    with engine_on(connection, sudo=True) as engine:
+        return replace(found, engine=engine_facts(engine.info(), engine.version(), "sudo"))
 
 
 def node_of_machine(probe: Probe | None, swarm: Swarm) -> Node | None:

@@ -88,15 +88,22 @@ def _holds(constraint: str, labels: Mapping[str, str]) -> bool:
 
 
 def ghosts_of(identity: str, swarm: Swarm, alive_id: str = "") -> tuple[Node, ...]:
-    """Nodes that are down and were the machine with this identity, the latest first."""
-    if not identity:
-        return ()
+    """Nodes that are down and were the machine with this identity, the latest first.
+
+    A node that never got an identity, since plain Docker had it join, is known by having both name and address of the
+    node that is alive.
+    """
+    alive = swarm.node(alive_id)
     found = [
-        node
-        for node in swarm.nodes
-        if node.labels.get(IDENTITY) == identity and node.state == "down" and node.id != alive_id
+        node for node in swarm.nodes if node.state == "down" and node.id != alive_id and _was(node, identity, alive)
     ]
     return tuple(sorted(found, key=lambda node: -node.version))
+
+
+def _was(node: Node, identity: str, alive: Node | None) -> bool:
+    if known := node.labels.get(IDENTITY):
+        return known == identity
+    return alive is not None and (node.hostname, node.address) == (alive.hostname, alive.address)
 
 
 def twin_of(identity: str, swarm: Swarm, own_id: str) -> Node | None:
@@ -142,9 +149,11 @@ def _with_availability(node: Node, availability: str, actions: list[Action]) -> 
 
 def remove_ghosts(swarm: Swarm) -> list[Action]:
     """Forget each node that is down while its machine is up as another node."""
-    up = {node.labels[IDENTITY]: node for node in swarm.nodes if node.state == "ready" and node.labels.get(IDENTITY)}
     return [
-        _forget(ghost, node) for identity, node in up.items() for ghost in ghosts_of(identity, swarm, alive_id=node.id)
+        _forget(ghost, node)
+        for node in swarm.nodes
+        if node.state == "ready"
+        for ghost in ghosts_of(node.labels.get(IDENTITY, ""), swarm, alive_id=node.id)
     ]
 
 

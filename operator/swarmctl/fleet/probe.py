@@ -418,13 +418,29 @@ def _engine(records: Records) -> tuple[EngineFacts, list[str]]:
     if any("podman" in component.name.lower() for component in answer.components or ()):
         access, error_text = "absent", "what answers on Docker's socket is Podman, which has no swarm"
     certificate = "\n".join(records.get("certificate", ()))
+    pem = certificate + "\n" if certificate.startswith("-----BEGIN CERTIFICATE-----") else ""
+    return _engine_facts(answer, access, error_text[:300], pem), notes
+
+
+def engine_facts(info: Mapping[str, object], version: Mapping[str, object], access: Access) -> EngineFacts:
+    """The same facts, of an engine that could be asked only after the script had run.
+
+    Args:
+        info: Answer to ``/info``.
+        version: Answer to ``/version``.
+        access: How it was reached.
+    """
+    return _engine_facts(msgspec.convert({**info, **version}, _Answer), access, "", "")
+
+
+def _engine_facts(answer: "_Answer", access: Access, error: str, certificate_pem: str) -> EngineFacts:
     swarm = answer.swarm or _Swarm()
-    facts = EngineFacts(
+    return EngineFacts(
         access=access,
         version=answer.server_version or answer.version,
         api_version=answer.api_version,
         arch=answer.arch,
-        error=error_text[:300],
+        error=error,
         memory_limit=answer.memory_limit,
         rootless="name=rootless" in (answer.security_options or ()),
         data_root=answer.docker_root_dir,
@@ -435,6 +451,5 @@ def _engine(records: Records) -> tuple[EngineFacts, list[str]]:
         is_manager=swarm.control_available,
         managers=tuple(manager.addr for manager in swarm.remote_managers or () if manager.addr),
         cluster_id=swarm.cluster.id if swarm.cluster else "",
-        certificate_pem=certificate + "\n" if certificate.startswith("-----BEGIN CERTIFICATE-----") else "",
+        certificate_pem=certificate_pem,
     )
-    return facts, notes

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UnreachableError
+from ..errors import Exit, UnreachableError
 
 
 class SshError(UnreachableError):
@@ -240,13 +240,16 @@ class ConnectionLostError(SshError):
 
 
 class SudoPasswordError(SshError):
-    """sudo wants a password, or another one."""
+    """sudo wants a password, or another one; the machine itself was reached."""
+
+    code = Exit.FAILED
 
     def __init__(self, host: str, said: str = "") -> None:
         """Take the host, and what sudo said to the password that was given."""
         what = f"sudo did not take the password: {said}" if said else "sudo needs a password there"
         super().__init__(
             f"{host}: {what}",
+            "--ask-sudo   # with the same command: it asks for the password once, for all machines",
             "sudo usermod -aG docker $USER   # on that machine, then log in again: no sudo is needed for Docker",
         )
 
