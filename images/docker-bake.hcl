@@ -26,20 +26,22 @@ variable "SOURCE" {
 }
 
 group "default" {
-  targets = ["agent"]
+  targets = ["agent", "operator"]
 }
 
-target "agent" {
+function "named" {
+  params = [name]
+  result = REGISTRY == "" ? "${name}:${TAG}" : "${REGISTRY}/${name}:${TAG}"
+}
+
+target "common" {
   context   = "."
-  target    = "agent"
   platforms = split(",", PLATFORMS)
-  tags      = [REGISTRY == "" ? "swarm-agent:${TAG}" : "${REGISTRY}/swarm-agent:${TAG}"]
   args = {
     BASE   = BASE
     PYTHON = PYTHON
   }
   labels = {
-    "org.opencontainers.image.title"    = "swarm-agent"
     "org.opencontainers.image.version"  = VERSION
     "org.opencontainers.image.revision" = REVISION == "" ? null : REVISION
     "org.opencontainers.image.source"   = SOURCE == "" ? null : SOURCE
@@ -47,4 +49,24 @@ target "agent" {
   }
   # Attestations come as one more manifest for a platform "unknown", which a node's scheduler would have to skip.
   attest = ["type=provenance,disabled=true", "type=sbom,disabled=true"]
+}
+
+# Coordinator and workers.
+target "agent" {
+  inherits = ["common"]
+  target   = "agent"
+  tags     = [named("swarm-agent")]
+  labels = {
+    "org.opencontainers.image.title" = "swarm-agent"
+  }
+}
+
+# The same with swarmctl in it, for `swarmctl reconcile` as a service of the swarm.
+target "operator" {
+  inherits = ["common"]
+  target   = "operator"
+  tags     = [named("swarmctl")]
+  labels = {
+    "org.opencontainers.image.title" = "swarmctl"
+  }
 }

@@ -4,6 +4,7 @@ What they call is imported when they run, so that the others don't wait for Dock
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -260,7 +261,7 @@ def settings_for(fleet: Path | None, manager: str, timeout: float, *, ask_sudo: 
     from .fleet.where import Settings
 
     path = fleet or _usual_fleet_file()
-    password = typer.prompt("sudo's password on the machines", hide_input=True, err=True) if ask_sudo else None
+    password = _sudo_password() if ask_sudo else None
     return Settings(
         state=choose.root(),
         inventory=load(path) if path else EMPTY,
@@ -268,6 +269,16 @@ def settings_for(fleet: Path | None, manager: str, timeout: float, *, ask_sudo: 
         manager=manager,
         deadline=timeout,
     )
+
+
+def _sudo_password() -> str:
+    """Asked for on a terminal; else the first line of what is piped in."""
+    if sys.stdin.isatty():
+        return str(typer.prompt("sudo's password on the machines", hide_input=True, err=True))
+    line = sys.stdin.readline().rstrip("\n")
+    if not line:
+        raise UsageError("--ask-sudo wants a password, and there is neither a terminal nor a line on standard input")
+    return line
 
 
 def _usual_fleet_file() -> Path | None:

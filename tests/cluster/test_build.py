@@ -67,6 +67,7 @@ def test_a_32_bit_system_is_refused_with_the_remedy(arch: str) -> None:
 def test_an_image_is_named_after_its_registry() -> None:
     assert AgentImage(("linux/amd64",), "0.1.0").reference == "swarm-agent:0.1.0"
     assert AgentImage(("linux/amd64",), "0.1.0", "host:5000").reference == "host:5000/swarm-agent:0.1.0"
+    assert AgentImage(("linux/amd64",), "0.1.0", "host:5000").operator == "host:5000/swarmctl:0.1.0"
 
 
 def test_wheels_are_chosen_for_the_other_machine() -> None:
@@ -98,16 +99,24 @@ def test_a_registry_without_https_is_told_by_name() -> None:
 
 
 def test_what_the_image_needs_has_nothing_of_the_operator() -> None:
-    names = " ".join(build_context.requirements())
+    names = " ".join(build_context.requirements(build_context.AGENT))
 
     assert "numpy" in names
     assert not any(word in names for word in ("typer", "rich", "docker", "paramiko", "torch", "pytest"))
 
 
+def test_the_operators_image_needs_what_the_operator_does_and_no_tools_of_ours() -> None:
+    names = " ".join(build_context.requirements(build_context.OPERATOR))
+
+    assert all(word in names for word in ("typer", "docker", "paramiko"))
+    assert "extra" not in names
+    assert not any(word in names for word in ("torch", "pytest", "mypy"))
+
+
 def test_the_agent_is_laid_out_readable_for_everybody_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        build_context.lay_out_agent(tmp_path / "agent")
+        build_context.lay_out_ours(build_context.AGENT, tmp_path / "agent")
     finally:
         os.umask(before)
 

@@ -38,7 +38,10 @@ _DEBIAN = (
     *(f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale")),
 )
 _BASE_RECIPE = "FROM scratch\nARG TARGETARCH\nADD ${TARGETARCH}.tar /\n"
-_SOURCES = ("agent/swarm_agent", "protocol/fdtc", "images", "operator/swarmctl/cluster/build_context.py")
+_SOURCES = {
+    build_context.AGENT: ("agent/swarm_agent", "protocol/fdtc", "images", "operator/swarmctl/cluster/build_context.py"),
+    build_context.OPERATOR: ("agent/swarm_agent", "protocol/fdtc", "images", "operator/swarmctl", "stacks"),
+}
 
 
 def tiny(lab: Lab, name: str = "tiny", *, version: str = "1") -> str:
@@ -65,10 +68,14 @@ def agent(lab: Lab, platforms: Sequence[str] = (AMD64,)) -> str:
     Raises:
         LabError: The lab has no registry, or the build failed.
     """
-    platforms = tuple(platforms)
-    key = _hash(*_files(), *build_context.requirements(), *platforms, _base_key(platforms))
-    _hand_out(_made(f"agent-{key}", lambda builder: _build_agent(builder, platforms)), lab)
+    _ours(lab, build_context.AGENT, tuple(platforms))
     return f"{lab.registry}/swarm-agent:{TAG}"
+
+
+def operator(lab: Lab, platforms: Sequence[str] = (AMD64,)) -> str:
+    """The image that swarmctl itself is in, as `agent`; returns its full name."""
+    _ours(lab, build_context.OPERATOR, tuple(platforms))
+    return f"{lab.registry}/swarmctl:{TAG}"
 
 
 def base(lab: Lab, platforms: Sequence[str] = (AMD64,)) -> str:
@@ -132,7 +139,7 @@ def _made(name: str, build: Callable[[Lab], None]) -> Path:
 
 def _forget(kind: str) -> None:
     """Remove all but those used last: every change to the agent's sources makes another one."""
-    trees = [path for path in _cache().glob(f"{kind}-*") if path.is_dir()]
+    trees = [path for path in _cache().glob(f"{kind}-*") if (path / "docker").is_dir()]
     for tree in sorted(trees, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
         shutil.rmtree(tree)
 
@@ -156,7 +163,13 @@ def _build_base(lab: Lab, archives: Path) -> None:
             "--provenance=false", "--push", "--tag", f"{lab.registry}/python:{_SUITE}", ".")  # fmt: skip
 
 
-def _build_agent(lab: Lab, platforms: tuple[str, ...]) -> None:
+def _ours(lab: Lab, target: str, platforms: tuple[str, ...]) -> None:
+    """Put an image of ours into a lab's registry."""
+    key = _hash(*_files(target), *build_context.requirements(target), *platforms, _base_key(platforms))
+    _hand_out(_made(f"{target}-{key}", lambda builder: _build(builder, target, platforms)), lab)
+
+
+def _build(lab: Lab, target: str, platforms: tuple[str, ...]) -> None:
     variables = {
         "REGISTRY": lab.registry,
         "TAG": TAG,
@@ -165,8 +178,9 @@ def _build_agent(lab: Lab, platforms: tuple[str, ...]) -> None:
         "PYTHON": PYTHON,
     }
     image = AgentImage(platforms, TAG, python=PYTHON)
-    with build_context.laid_out(image, _cache(), Story()) as folder, emulation.of(*image.architectures):
-        _buildx(lab, folder, "bake", "--push", **variables)
+    targets = list(dict.fromkeys([build_context.AGENT, target]))
+    with build_context.laid_out(image, targets, _cache(), Story()) as folder, emulation.of(*image.architectures):
+        _buildx(lab, folder, "bake", "--push", target, **variables)
 
 
 def _buildx(lab: Lab, folder: Path, *arguments: str | Path, **variables: str) -> None:
@@ -240,9 +254,9 @@ def _locked(name: str) -> Iterator[None]:
         yield
 
 
-def _files() -> list[str]:
-    """What the agent's image is made from, by name and content."""
-    paths = [path for source in _SOURCES for path in _below(REPOSITORY / source)]
+def _files(target: str) -> list[str]:
+    """What an image of ours is made from, by name and content."""
+    paths = [path for source in _SOURCES[target] for path in _below(REPOSITORY / source)]
     return [f"{path.relative_to(REPOSITORY)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in paths]
 
 

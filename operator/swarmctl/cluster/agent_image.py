@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ..errors import UsageError
 
 REPOSITORY = "swarm-agent"
+OPERATOR = "swarmctl"  # the same with swarmctl in it, for `reconcile` as a service of the swarm
 BASE = "python:3.12-slim-bookworm"
 PYTHON = "3.12"  # of the base
 # By the architecture as the nodes' label fdtc.arch has it, which is the Docker engine's word.
@@ -38,7 +39,15 @@ class AgentImage:
     @property
     def reference(self) -> str:
         """Its full name."""
-        return f"{self.registry}/{REPOSITORY}:{self.tag}" if self.registry else f"{REPOSITORY}:{self.tag}"
+        return self._named(REPOSITORY)
+
+    @property
+    def operator(self) -> str:
+        """Full name of the image on top of it that swarmctl is in."""
+        return self._named(OPERATOR)
+
+    def _named(self, repository: str) -> str:
+        return f"{self.registry}/{repository}:{self.tag}" if self.registry else f"{repository}:{self.tag}"
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from . import build_context, builder
 from .agent_image import AgentImage
 
 Facts = dict[str, Any]
+_TARGETS = (build_context.AGENT, build_context.OPERATOR)
 _LINES_OF_LOG = 200
 _LINES_SHOWN = 25
 _WIDTH = 300
@@ -72,7 +73,8 @@ def build(wish: BuildWish, story: Story) -> Facts:
     """Build the image; it stays where it was built.
 
     Returns:
-        ``image``, ``platforms``, ``base``, ``builder``, ``pushed``, ``digest`` (None where nothing was kept).
+        ``image``, ``platforms``, ``base``, ``builder``, ``pushed``, ``digest`` (None where nothing was kept), and
+        ``operator`` with ``image`` and ``digest`` of the image that swarmctl itself is in.
 
     Raises:
         UnreachableError: No Docker engine answers.
@@ -113,32 +115,35 @@ def _bake(wish: BuildWish, story: Story, *, pushes: bool) -> Facts:
         "builder": chosen.name,
         "pushed": False,
         "digest": None,
+        "operator": {"image": image.operator, "digest": None},
     }
     if wish.dry_run:
         _say_what_would_be_done(wish, chosen, command, story)
         return facts
     builder.make(chosen, story)
     builder.check_platforms(chosen, image.platforms, story)
-    with build_context.laid_out(image, wish.cache, story) as folder:
-        digest = _run([*command, "--metadata-file", "metadata.json"], folder, wish, story)
+    with build_context.laid_out(image, _TARGETS, wish.cache, story) as folder:
+        digests = _run([*command, "--metadata-file", "metadata.json"], folder, wish, story)
     story.done("built, and tried out by a training step", f"on {' and '.join(image.architectures)}")
-    if pushes:
-        story.done(f"pushed {image.reference}", digest)
-    elif chosen.keeps:
-        story.done(f"the engine has {image.reference}", digest)
+    kept = {image.reference: digests[build_context.AGENT], image.operator: digests[build_context.OPERATOR]}
+    if pushes or chosen.keeps:
+        for name, digest in kept.items():
+            story.done(f"pushed {name}" if pushes else f"the engine has {name}", digest or "")
     else:
         story.same(
             f"{image.reference} stays in the builder {chosen.name}: this engine can't hold it for several platforms"
         )
-    return {**facts, "pushed": pushes, "digest": digest or None}
+    operator = {"image": image.operator, "digest": kept[image.operator]}
+    return {**facts, "pushed": pushes, "digest": kept[image.reference], "operator": operator}
 
 
 def _say_what_would_be_done(wish: BuildWish, chosen: builder.Builder, command: Sequence[str], story: Story) -> None:
     for line in builder.in_words(chosen):
         story.change("+", line)
-    for arch in wish.image.architectures:
-        if not build_context.packages_folder(arch, wish.image.python, wish.cache).is_dir():
-            story.change("+", f"download the packages for {arch} and Python {wish.image.python}")
+    for target in _TARGETS:
+        for arch in wish.image.architectures:
+            if not build_context.packages_folder(target, arch, wish.image.python, wish.cache).is_dir():
+                story.change("+", f"{target}: download the packages for {arch} and Python {wish.image.python}")
     variables = {name: value for name, value in _variables(wish.image).items() if value}
     story.change("+", " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), *command]))
 
@@ -158,8 +163,8 @@ def _variables(image: AgentImage) -> dict[str, str]:
     }
 
 
-def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) -> str:
-    """Run the build, telling of its steps; returns the digest of what it made, empty where nothing was kept."""
+def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) -> dict[str, str | None]:
+    """Run the build, telling of its steps; returns the digest of each target, None where nothing was kept."""
     log: deque[str] = deque(maxlen=_LINES_OF_LOG)
     process = subprocess.Popen(
         command, cwd=folder, env={**os.environ, **_variables(wish.image)}, stdin=subprocess.DEVNULL,
@@ -197,7 +202,7 @@ def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) ->
     if process.returncode:
         raise failure(list(log), wish.image)
     made = json.loads((folder / "metadata.json").read_text())
-    return str(made.get("agent", {}).get("containerimage.digest", ""))
+    return {target: made.get(target, {}).get("containerimage.digest") for target in _TARGETS}
 
 
 def failure(log: Sequence[str], image: AgentImage) -> SwarmctlError:

@@ -1,4 +1,4 @@
-"""Lays out what the image is built from: the agent, and what it needs from PyPI for each architecture.
+"""Lays out what an image is built from: our own packages, and what they need from PyPI for each architecture.
 
 pip runs here, on the operator's machine, with its own settings (index, certificates, cache), and takes the wheels of
 the architecture that is asked for. So the build needs no network and no pip, and nothing is unpacked by an emulated
@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,8 +25,13 @@ from ..errors import SwarmctlError
 from .agent_image import AgentImage, install_options
 
 _PROJECT = "swarmctl"
-_PACKAGES = ("swarm_agent", "fdtc")
-_COMMANDS = {"swarm-coordinator": "swarm_agent.coordinator_command", "swarm-worker": "swarm_agent.worker_command"}
+AGENT, OPERATOR = "agent", "operator"  # the bake file's targets; the operator's image stands on the agent's
+# What each target adds of ours: packages, and modules of commands.
+_PACKAGES = {AGENT: ("swarm_agent", "fdtc"), OPERATOR: ("swarmctl",)}
+_COMMANDS = {
+    AGENT: {"swarm-coordinator": "swarm_agent.coordinator_command", "swarm-worker": "swarm_agent.worker_command"},
+    OPERATOR: {"swarmctl": "swarmctl.__main__"},
+}
 _RECIPE = ("Dockerfile", "docker-bake.hcl")
 # What a package brings along for those who test it, type-check it or build on it.
 _NEEDLESS = ("bin", "**/tests", "**/testing/tests", "**/*.pyi", "**/*.a", "**/*.h", "**/*.pyx", "**/*.pxd")
@@ -40,11 +46,12 @@ sys.exit(main())
 
 
 @contextmanager
-def laid_out(image: AgentImage, cache: Path, story: Story) -> Iterator[Path]:
-    """A folder with everything that the image is built from; it is removed afterwards.
+def laid_out(image: AgentImage, targets: Sequence[str], cache: Path, story: Story) -> Iterator[Path]:
+    """A folder with everything that an image is built from; it is removed afterwards.
 
     Args:
         image: What is to be built.
+        targets: `AGENT`, or that and `OPERATOR`.
         cache: Folder where what was downloaded stays for the next time.
         story: Told what is downloaded.
 
@@ -52,45 +59,51 @@ def laid_out(image: AgentImage, cache: Path, story: Story) -> Iterator[Path]:
         SwarmctlError: pip failed, or this installation of swarmctl lacks the agent.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    packages = {arch: downloaded(arch, image.python, cache, story) for arch in image.architectures}
+    wanted = [(target, arch) for target in targets for arch in image.architectures]
+    packages = {each: downloaded(*each, image.python, cache, story) for each in wanted}
     with tempfile.TemporaryDirectory(prefix="context-", dir=cache) as name:
         folder = Path(name)
         for part in _RECIPE:
             shutil.copyfile(recipe() / part, folder / part)
-        for arch, source in packages.items():
-            shutil.copytree(source, folder / "packages" / arch, copy_function=os.link)
-        lay_out_agent(folder / "agent")
+        for (target, arch), source in packages.items():
+            shutil.copytree(source, folder / target / arch, copy_function=os.link)
+        for target in targets:
+            lay_out_ours(target, folder / target / "ours")
         yield folder
 
 
-def downloaded(arch: str, python: str, cache: Path, story: Story) -> Path:
-    """What the agent needs from PyPI, unpacked; downloaded the first time.
+def downloaded(target: str, arch: str, python: str, cache: Path, story: Story) -> Path:
+    """What a target needs from PyPI, unpacked; downloaded the first time.
 
     Raises:
         SwarmctlError: pip is not there, or failed.
     """
-    target = packages_folder(arch, python, cache)
+    packages = packages_folder(target, arch, python, cache)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two builds at once, the second finds what the first has got
-        if target.is_dir():
-            story.same(f"packages for {arch} are there")
-            return target
+        if packages.is_dir():
+            story.same(f"{target}: packages for {arch} are there")
+            return packages
         with story.waiting(f"downloading packages for {arch} …"), tempfile.TemporaryDirectory(dir=cache) as folder:
-            _install(Path(folder) / "new", arch, python)
-            (Path(folder) / "new").rename(target)
-    story.done(f"packages for {arch}", f"{len(list(target.glob('*.dist-info')))} from PyPI, for Python {python}")
-    return target
+            _install(Path(folder) / "new", requirements(target), arch, python)
+            (Path(folder) / "new").rename(packages)
+    count = len(list(packages.glob("*.dist-info")))
+    story.done(f"{target}: packages for {arch}", f"{count} from PyPI, for Python {python}")
+    return packages
 
 
-def packages_folder(arch: str, python: str, cache: Path) -> Path:
+def packages_folder(target: str, arch: str, python: str, cache: Path) -> Path:
     """Where `downloaded` puts them: another folder when the requirements have changed."""
-    key = hashlib.sha256("\n".join([*requirements(), *_NEEDLESS]).encode()).hexdigest()[:12]
-    return cache / f"packages-{python}-{arch}-{key}"
+    key = hashlib.sha256("\n".join([*requirements(target), *_NEEDLESS]).encode()).hexdigest()[:12]
+    return cache / f"{target}-{python}-{arch}-{key}"
 
 
-def requirements() -> Sequence[str]:
-    """What the agent needs, as swarmctl's own installation has it on record; none of the operator's."""
-    return [line for line in metadata.requires(_PROJECT) or [] if "extra ==" not in line]
+def requirements(target: str) -> Sequence[str]:
+    """What a target needs beside what it stands on, as swarmctl's own installation has it on record."""
+    lines = [line.partition(";") for line in metadata.requires(_PROJECT) or []]
+    if target == AGENT:
+        return [f"{name};{marker}" if marker else name for name, _, marker in lines if "extra ==" not in marker]
+    return [name.strip() for name, _, marker in lines if re.search(rf"extra == ['\"]{target}['\"]", marker)]
 
 
 def recipe() -> Path:
@@ -107,31 +120,34 @@ def recipe() -> Path:
     raise SwarmctlError(f"this installation of swarmctl has no Dockerfile (looked beside {package})", _reinstall())
 
 
-def lay_out_agent(target: Path) -> None:
-    """Our own packages and commands, as they lie in the image.
+def lay_out_ours(target: str, folder: Path) -> None:
+    """Our own packages and commands of a target, as they lie in its image.
 
     Raises:
         SwarmctlError: They are not installed here.
     """
-    for name in _PACKAGES:
+    (folder / "bin").mkdir(parents=True)
+    for name in _PACKAGES[target]:
         found = importlib.util.find_spec(name)
         if not found or not found.origin:
             raise SwarmctlError(f"the package {name} is not installed beside swarmctl", _reinstall())
-        shutil.copytree(Path(found.origin).parent, target / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-    version = metadata.version(_PROJECT)
-    record = target / f"{_PROJECT}-{version}.dist-info"  # the agent says its version by it
-    record.mkdir()
-    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PROJECT}\nVersion: {version}\n")
-    (target / "bin").mkdir()
-    for command, module in _COMMANDS.items():
-        path = target / "bin" / command
-        path.write_text(_COMMAND.format(module=module))
-        path.chmod(0o755)
-    for folder, _, files in os.walk(target):  # whatever the umask here, another user has to read it
-        Path(folder).chmod(0o755)
-        for file in files:
-            path = Path(folder) / file
-            path.chmod(0o755 if path.stat().st_mode & 0o100 else 0o644)
+        without = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(Path(found.origin).parent, folder / name, ignore=without)
+    for command, module in _COMMANDS[target].items():
+        (folder / "bin" / command).write_text(_COMMAND.format(module=module))
+        (folder / "bin" / command).chmod(0o755)
+    if target == AGENT:  # both say their version by this record
+        version = metadata.version(_PROJECT)
+        record = folder / f"{_PROJECT}-{version}.dist-info"
+        record.mkdir()
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PROJECT}\nVersion: {version}\n")
+    _let_everybody_read(folder)
+
+
+def _let_everybody_read(folder: Path) -> None:
+    """Whatever the umask here: in the image it is another user who reads."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 def origin() -> tuple[str, str]:
@@ -153,7 +169,7 @@ def _said(*command: str) -> str:
     return ended.stdout.strip() if ended.returncode == 0 else ""
 
 
-def _install(target: Path, arch: str, python: str) -> None:
+def _install(folder: Path, wanted: Sequence[str], arch: str, python: str) -> None:
     if importlib.util.find_spec("pip") is None:
         raise SwarmctlError(
             f"pip is not there for {sys.executable}, and it fetches what goes into the image",
@@ -161,7 +177,7 @@ def _install(target: Path, arch: str, python: str) -> None:
         )
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     ended = subprocess.run(
-        [*command, "--target", str(target), *install_options(arch, python), *requirements()],
+        [*command, "--target", str(folder), *install_options(arch, python), *wanted],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if ended.returncode:
@@ -173,13 +189,12 @@ def _install(target: Path, arch: str, python: str) -> None:
             "pip download numpy   # does this machine reach its package index?",
         )
     for pattern in _NEEDLESS:
-        for path in [*target.glob(pattern)]:
+        for path in [*folder.glob(pattern)]:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-    for path in target.rglob("*"):
-        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+    _let_everybody_read(folder)
 
 
 def _reinstall() -> str:

@@ -261,7 +261,7 @@ def _tell_verdicts(story: Story, verdicts: Sequence[joining.Verdict]) -> None:
         story.same(f"in the swarm already: {', '.join(members)}")
     for verdict in verdicts:
         if verdict.problem:
-            story.failed(f"{verdict.machine.host.name}: {verdict.problem}", *verdict.problem.next_steps)
+            story.failed(_named(verdict.machine.host.name, verdict.problem), *verdict.problem.next_steps)
             continue
         for finding in verdict.findings:
             story.warn(f"{verdict.machine.host.name}: {finding.message}")
@@ -293,7 +293,7 @@ def _join(
         def joined(machine: Machine, result: str | SwarmctlError) -> None:
             left.discard(machine.host.name)
             if isinstance(result, SwarmctlError):
-                story.failed(f"{machine.host.name}: {result}", *result.next_steps)
+                story.failed(_named(machine.host.name, result), *result.next_steps)
             show(f"joins {', '.join(sorted(left)[:4])}{' …' if len(left) > 4 else ''}")
 
         results = joining.join_all(
@@ -437,7 +437,7 @@ def label_auto(names: Sequence[str], settings: Settings, story: Story, *, dry_ru
                 apply(labelled.actions, found.engine)
     for row in rows:
         if row["error"]:
-            story.failed(f"{row['node']}: {row['error']}", *row["remedy"])
+            story.failed(_named(row["node"], row["error"]), *row["remedy"])
     if not changed and not any(row["error"] for row in rows):
         story.same("nothing to change")
     elif changed and not dry_run:
@@ -539,7 +539,7 @@ def scan(hosts: Sequence[Host], settings: Settings, story: Story, write: Path | 
         machines = examine(hosts, settings, None)
     for machine in machines:
         if machine.error:
-            story.failed(f"{machine.host.name}: {machine.error}", *machine.error.next_steps)
+            story.failed(_named(machine.host.name, machine.error), *machine.error.next_steps)
     answering = [machine.host for machine in machines if machine.probe]
     if write and answering:
         write.write_text(render(answering), encoding="utf-8")
@@ -600,6 +600,12 @@ def _outcome(rows: list[Row]) -> Outcome:
     elif failed:
         problem = SwarmctlError(f"not done: {names}")
     return Outcome(rows, problem)
+
+
+def _named(name: str, problem: object) -> str:
+    """What is wrong, with the machine's name before it, once."""
+    said = str(problem)
+    return said if said.startswith(name) else f"{name}: {said}"
 
 
 def _count(number: int, thing: str) -> str:

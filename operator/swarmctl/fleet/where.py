@@ -1,16 +1,21 @@
 """Where the swarm is: finds a manager that answers, and the host behind a node.
 
 What is remembered on this machine is only where to knock; the swarm itself is asked for everything else. May import:
-``engine``, ``observe``, ``inventory``, ``ssh``, ``swarm``.
+``engine``, ``observe``, ``inventory``, ``ssh``, ``swarm``, ``console``.
 """
 
-from collections.abc import Iterator
+import ipaddress
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
+from ..console import Story
 from ..errors import SwarmctlError, UnreachableError, UsageError
 from .engine import Engine, EngineError, engine_on
 from .inventory import HERE, Host, Inventory, expand
@@ -20,6 +25,7 @@ from .swarm import Node, Swarm
 
 _KNOCK_SEC = 10.0
 _FILE = "swarm.json"
+_SELF = "this machine"
 
 
 @dataclass(frozen=True)
@@ -85,61 +91,100 @@ def manager(settings: Settings) -> Iterator[Manager]:
         UsageError: The one that was named is none.
     """
     with ExitStack() as stack:
-        found = _find(settings, stack)
-        remember(settings, found.swarm)
+        found = _named(settings, stack) if settings.manager else _find(settings, stack)
+        # What was typed reached it, which its address alone may not.
+        typed = {found.swarm.via_node_id: found.connection.host} if settings.manager and not found.local else {}
+        remember(settings, found.swarm, typed)
         yield found
 
 
+class _NoManagerError(SwarmctlError):
+    """The machine answers, and is no manager.
+
+    Attributes:
+        state: Its place in a swarm, as its engine calls it.
+        managers: Addresses of the managers that it knows.
+    """
+
+    def __init__(self, name: str, state: str, managers: tuple[str, ...]) -> None:
+        """Take the machine's name, its state, and the managers that it knows."""
+        what = "a worker" if state == "active" else f"in no swarm (its state is {state})"
+        super().__init__(f"{name} is {what}, not a manager", *(f"--manager {address}" for address in managers))
+        self.state = state
+        self.managers = managers
+
+
+def _named(settings: Settings, stack: ExitStack) -> Manager:
+    host = expand([settings.manager], settings.inventory)[0]
+    try:
+        return _knock(host, settings, stack)
+    except _NoManagerError as error:
+        raise UsageError(str(error), *error.next_steps) from error
+
+
 def _find(settings: Settings, stack: ExitStack) -> Manager:
-    tried: list[str] = []
-    for host in _candidates(settings):
+    waiting = [
+        Host(HERE),
+        *_hosts(recall(settings).managers, settings.inventory),
+        *(host for host in settings.inventory.hosts if host.role == "manager"),
+    ]
+    refusals: dict[str, SwarmctlError] = {}
+    while waiting:
+        host = waiting.pop(0)
+        if host.name in refusals:
+            continue
         try:
             return _knock(host, settings, stack)
         except _NoManagerError as error:
-            if settings.manager:
-                raise UsageError(str(error), *error.next_steps) from error
-            if not host.is_here:
-                tried.append(str(error))
+            refusals[host.name] = error
+            waiting += _hosts(error.managers, settings.inventory)  # a worker knows who its managers are
         except SwarmctlError as error:
-            if settings.manager:
-                raise
-            if not (host.is_here and _no_engine_here(error)):
-                tried.append(str(error))
-    if tried:
-        raise UnreachableError(
-            "no manager of the swarm answers\n" + "\n".join(tried), "swarmctl status --manager HOST   # names another"
+            refusals[host.name] = error
+    raise _none_answers(recall(settings), refusals)
+
+
+def _none_answers(memory: Memory, refusals: dict[str, SwarmctlError]) -> UnreachableError:
+    """What each said that was asked, and what to do; how to make a swarm only where none is known of."""
+    here_said = refusals[HERE]
+    known = memory.swarm or len(refusals) > 1 or not _is_no_part_of_a_swarm(here_said)
+    if not known:
+        return UnreachableError(
+            "no swarm is known here: this machine is no manager, and none was named",
+            "swarmctl init            # makes a swarm, with this machine as its manager",
+            "swarmctl init HOST       # the same, with another machine as its manager",
+            "swarmctl nodes --manager HOST   # there is one already",
         )
-    raise UnreachableError(
-        "no swarm is known here: this machine is no manager, and none was named",
-        "swarmctl init            # makes a swarm, with this machine as its manager",
-        "swarmctl init HOST       # the same, with another machine as its manager",
-        "swarmctl nodes --manager HOST   # there is one already",
-    )
+    asked = "no manager of the swarm answers; asked were" if len(refusals) > 1 else "no manager of the swarm is known"
+    others = [error for error in refusals.values() if not isinstance(error, _NoManagerError)]
+    managers = [address for e in refusals.values() if isinstance(e, _NoManagerError) for address in e.managers]
+    steps = [
+        *(step for error in others if error is not here_said or len(refusals) == 1 for step in error.next_steps),
+        *(f"swarmctl nodes --manager USER@{address}" for address in managers),
+        "swarmctl nodes --manager HOST   # names another",
+    ]
+    said = [f"  {_said(name, error)}" for name, error in refusals.items()]
+    return UnreachableError("\n".join([asked, *said]), *dict.fromkeys(steps))
 
 
-class _NoManagerError(SwarmctlError):
-    """The machine answers, and is no manager."""
-
-
-def _candidates(settings: Settings) -> Iterator[Host]:
-    """Where to ask, in this order."""
-    if settings.manager:
-        yield from expand([settings.manager], settings.inventory)
-        return
-    yield Host(HERE)
-    seen: set[str] = set()
-    for host in (
-        *expand(recall(settings).managers, settings.inventory),
-        *(host for host in settings.inventory.hosts if host.role == "manager"),
-    ):
-        if host.name not in seen:
-            seen.add(host.name)
-            yield host
-
-
-def _no_engine_here(error: SwarmctlError) -> bool:
+def _is_no_part_of_a_swarm(error: SwarmctlError) -> bool:
     """Whoever drives a swarm from a laptop needs no Docker on it."""
-    return isinstance(error, UnreachableError)
+    return isinstance(error, UnreachableError) or (isinstance(error, _NoManagerError) and error.state == "inactive")
+
+
+def _said(name: str, error: SwarmctlError) -> str:
+    name = _SELF if name == HERE else name
+    return str(error) if name in str(error).partition("\n")[0] else f"{name}: {error}"
+
+
+def _hosts(words: Iterable[str], inventory: Inventory) -> list[Host]:
+    """The hosts behind words that no person typed just now; one that names none is passed over."""
+    found = []
+    for one in words:
+        try:
+            found += expand([one], inventory)
+        except UsageError:
+            _warn_once(f"{one!r} is remembered as a host, and names none")
+    return found
 
 
 def open_host(host: Host, settings: Settings, timeout: float = _KNOCK_SEC) -> Connection:
@@ -153,9 +198,8 @@ def _knock(host: Host, settings: Settings, stack: ExitStack) -> Manager:
         engine = trying.enter_context(open_engine(connection))
         info = engine.info()
         if not info["Swarm"].get("ControlAvailable"):
-            state = info["Swarm"].get("LocalNodeState", "inactive")
-            what = "a worker" if state == "active" else f"in no swarm (its state is {state})"
-            raise _NoManagerError(f"{connection.host.name} is {what}, not a manager", *_managers_in(info))
+            name = _SELF if host.is_here else host.name
+            raise _NoManagerError(name, info["Swarm"].get("LocalNodeState", "inactive"), _managers_in(info))
         try:
             swarm = observe(engine, info)
         except EngineError as error:
@@ -185,7 +229,7 @@ def open_engine(connection: Connection) -> Iterator[Engine]:
 def _managers_in(info: dict[str, dict[str, object]]) -> tuple[str, ...]:
     peers = info["Swarm"].get("RemoteManagers") or ()
     assert isinstance(peers, list | tuple)
-    return tuple(f"--manager {str(peer['Addr']).rpartition(':')[0]}" for peer in peers)
+    return tuple(str(peer["Addr"]).rpartition(":")[0].strip("[]") for peer in peers)
 
 
 # What is remembered ---------------------------------------------------------------------------------------------
@@ -193,41 +237,73 @@ def _managers_in(info: dict[str, dict[str, object]]) -> tuple[str, ...]:
 
 def recall(settings: Settings) -> Memory:
     """What this machine remembers; nothing, where there is nothing or it can't be read."""
+    path = settings.state / _FILE
     try:
-        return msgspec.json.decode((settings.state / _FILE).read_bytes(), type=Memory)
+        return msgspec.json.decode(path.read_bytes(), type=Memory)
     except FileNotFoundError:
         return Memory()
-    except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(
-            f"{settings.state / _FILE} can't be read: {error}", f"rm {settings.state / _FILE}   # it is only remembered"
-        ) from error
+    except OSError as error:
+        _warn_once(f"can't read where the swarm is from {path}: {error.strerror}")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _warn_once(f"{path} does not tell where the swarm is, and is written anew: {error}")
+    return Memory()
 
 
 def remember(settings: Settings, swarm: Swarm, hosts: dict[str, Host] | None = None) -> None:
-    """Keep where the managers are, and which host was meant by which node."""
+    """Keep where the managers are, those that are up first, and which host was meant by which node."""
     old = recall(settings)
     if old.swarm != swarm.id:
         old = Memory(swarm=swarm.id)
     words = {**old.hosts, **{node_id: word(host) for node_id, host in (hosts or {}).items()}}
     known = {node.id for node in swarm.nodes}
+    # Just after the managers changed their leader none of them is ready; they are where they were, though.
+    up_first = sorted(swarm.managers, key=lambda node: node.state != "ready")
     memory = Memory(
         swarm=swarm.id,
-        managers=tuple(word(host_of(node, settings, words)) for node in swarm.managers if node.state == "ready"),
+        managers=tuple(dict.fromkeys(word(host_of(node, settings, words)) for node in up_first)) or old.managers,
         hosts={node_id: name for node_id, name in words.items() if node_id in known},
     )
     if memory != old:
-        settings.state.mkdir(parents=True, exist_ok=True)
         path = settings.state / _FILE
-        temporary = path.with_suffix(".new")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(memory), indent=1))
-        temporary.replace(path)
+        try:
+            _write(path, msgspec.json.format(msgspec.json.encode(memory), indent=1))
+        except OSError as error:
+            _warn_once(f"can't keep where the swarm is in {path}: {error.strerror}; --manager HOST names it")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, whoever else does the same just now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink()
+        raise
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """What is remembered is asked for many times in a command."""
+    Story().warn(text)
 
 
 def word(host: Host) -> str:
     """A host as it is named on a command line."""
     user = f"{host.user}@" if host.user else ""
-    port = f":{host.port}" if host.port else ""
-    return f"{user}{host.name}{port}"
+    if host.port is None:
+        return f"{user}{host.name}"
+    return f"{user}[{host.name}]:{host.port}" if _is_ipv6(host.name) else f"{user}{host.name}:{host.port}"
+
+
+def _is_ipv6(name: str) -> bool:
+    try:
+        ipaddress.IPv6Address(name)
+    except ValueError:
+        return False
+    return True
 
 
 # The host behind a node -----------------------------------------------------------------------------------------
@@ -240,8 +316,8 @@ def host_of(node: Node, settings: Settings, words: dict[str, str] | None = None)
         if address in {host.address, host.name} or host.name.partition(".")[0] == node.hostname:
             return host
     words = recall(settings).hosts if words is None else words
-    if node.id in words:
-        return expand([words[node.id]], settings.inventory)[0]
+    if node.id in words and (named := _hosts([words[node.id]], settings.inventory)):
+        return named[0]
     if knows(node.hostname, settings.ssh):
         return Host(name=node.hostname)
     return Host(name=address or node.hostname)
