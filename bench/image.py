@@ -70,9 +70,10 @@ class InRegistry:
         """Of what its tag stands for."""
         return "sha256:" + hashlib.sha256(self.get("manifests", self.tag)).hexdigest()
 
-    def tags(self) -> list[str]:
-        """All tags of its repository."""
-        return list(json.loads(self.get("tags", "list"))["tags"])
+    @property
+    def reference(self) -> str:
+        """Its full name."""
+        return f"{self.registry}/{self.repository}:{self.tag}"
 
     def layers(self) -> dict[str, list[Layer]]:
         """The layers for each architecture, lowest first."""
@@ -118,7 +119,8 @@ def contents(image: InRegistry, layer: Layer) -> Iterator[tuple[str, int, int]]:
 
 def _package(path: str) -> str:
     """The package that a file belongs to: ``numpy.libs`` and ``numpy-2.4.6.dist-info`` are numpy's too."""
-    words = path.removeprefix("opt/swarm-agent/").removeprefix("packages/").removeprefix("agent/").split("/")
+    words = path.removeprefix("opt/swarm-agent/").split("/")
+    words = words[1:] if len(words) > 1 and words[0] != "bytecode" else words
     name = words[1].split(".")[0] if words[0] == "__pycache__" else words[0]
     return name.split("-")[0].removesuffix(".libs").removesuffix(".py")
 

@@ -71,7 +71,7 @@ def seconds_until(manager: LabNode, count: int, start: Callable[[], object]) -> 
     return time.perf_counter() - began
 
 
-def remove(lab: Lab, manager: LabNode) -> None:
+def remove(manager: LabNode) -> None:
     """Remove the stack, and wait until nothing of it is left."""
     manager.docker("stack", "rm", STACK)
     label = f"com.docker.stack.namespace={STACK}"
@@ -105,7 +105,7 @@ def main() -> None:
             ),
         }
         seconds_until(manager, count, ways["swarmctl deploy"])  # brings the image to every node
-        remove(lab, manager)
+        remove(manager)
         # `docker stack deploy` knows no auto: the same numbers are given to it.
         scaled = yaml.safe_load(rendered.read_text())
         for name, keys in scaled["services"].items():
@@ -117,7 +117,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for way, start in ways.items():
                 found[way].append(seconds_until(manager, count, start))
-                remove(lab, manager)
+                remove(manager)
         seconds_until(manager, count, ways["swarmctl deploy"])
         pis = sum(name.startswith("pi") for name in lab.nodes)
         swarmctl(lab, "scale", "worker-rpi", "1")

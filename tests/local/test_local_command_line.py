@@ -27,9 +27,10 @@ def empty(tmp_path: Path) -> Swarmctl:
     ],
 )
 def test_without_local_it_says_what_to_type_instead(empty: Swarmctl, typed: list[str]) -> None:
-    said = empty.run(*typed, code=2).stderr
-    assert "Docker swarm" in said
-    assert f"swarmctl {' '.join(typed)} --local" in said
+    said = empty.run(*typed, code=5).stderr
+    assert "no swarm is known here" in said
+    assert "swarmctl init" in said
+    assert "--local" in said
 
 
 def test_nothing_deployed_is_said_with_how_to_deploy(empty: Swarmctl) -> None:

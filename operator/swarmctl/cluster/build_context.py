@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -99,7 +100,11 @@ def packages_folder(target: str, arch: str, python: str, cache: Path) -> Path:
 
 
 def requirements(target: str) -> Sequence[str]:
-    """What a target needs beside what it stands on, as swarmctl's own installation has it on record."""
+    """What a target needs beside what it stands on."""
+    file = Path(__file__).resolve().parents[3] / "pyproject.toml"
+    if file.is_file():  # a checkout's own word is newer than what was on record when it was installed
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        return list(project["dependencies"] if target == AGENT else project["optional-dependencies"][target])
     lines = [line.partition(";") for line in metadata.requires(_PROJECT) or []]
     if target == AGENT:
         return [f"{name};{marker}" if marker else name for name, _, marker in lines if "extra ==" not in marker]

@@ -1,23 +1,26 @@
 """`swarmctl nodes`: every node with what its machine is, how it is, and why. Pure; may import: ``evidence``,
-``machines``, ``swarm``, ``console``."""
+``machines``, ``swarm``, ``tell``."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from cryptography import x509
-from rich.table import Table
 from rich.text import Text
 
 from .evidence import health
 from .facts import Finding, Probe
 from .label import class_of
 from .machines import Machine
-from .swarm import ARCH, CORES, IDENTITY, MEMORY, PROFILE, SOURCE, Node, Swarm
+from .swarm import ARCH, CLASS, CORES, IDENTITY, MEMORY, PROFILE, SOURCE, Node, Swarm
+from .tell import Cell, Fitting, first_line, fit
 from .where import address_of
 
 Row = dict[str, Any]
 _DAY_SEC = 86400
+# Docker's words for what a kernel calls itself, where nobody looked closer yet.
+_ARCHES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "armv6l": "arm"}
+_OF_THE_ENGINE = {"engine", "docker-access"}
 
 
 def rows(machines: Sequence[Machine], swarm: Swarm, strangers: Sequence[Machine] = ()) -> list[Row]:
@@ -45,7 +48,7 @@ def _row(machine: Machine, swarm: Swarm) -> Row:
         "class": class_of(node),
         "class_by": node.labels.get(SOURCE, ""),
         "profile": node.labels.get(PROFILE, ""),
-        "arch": node.labels.get(ARCH, "") or node.platform_arch,
+        "arch": node.labels.get(ARCH, "") or _ARCHES.get(node.platform_arch, node.platform_arch),
         "memory_mb": int(node.labels.get(MEMORY) or node.memory_mb),
         "cores": int(node.labels.get(CORES) or node.cores),
         "address": address_of(node),
@@ -54,8 +57,19 @@ def _row(machine: Machine, swarm: Swarm) -> Row:
         "certificate_days": _days_left(described),
         "state": _state(node),
         "reason": _reason(machine, swarm),
-        "health": [_as_data(finding) for finding in (health(described) if described else ())],
+        "health": [_as_data(finding) for finding in (_beside_the_reason(node, described) if described else ())],
     }
+
+
+def _beside_the_reason(node: Node, probe: Probe) -> list[Finding]:
+    """What is wrong with a machine, without what says already why its node is down."""
+    told = _OF_THE_ENGINE if node.state == "down" and _engine_trouble(probe) else set()
+    return [finding for finding in health(probe) if finding.check not in told]
+
+
+def _engine_trouble(probe: Probe) -> Finding | None:
+    """Why its engine can't be asked."""
+    return next((one for one in health(probe) if one.check in _OF_THE_ENGINE and one.severity == "error"), None)
 
 
 def _has_moved_on(node: Node, probe: Probe) -> bool:
@@ -83,9 +97,21 @@ def _stranger(machine: Machine) -> Row:
         "engine": probe.engine.version if probe else "",
         "certificate_days": None,
         "state": "not in the swarm",
-        "reason": _first_line(machine.error) if machine.error else f"swarmctl join {machine.host.name}",
+        "reason": _why_no_node(machine),
         "health": [_as_data(finding) for finding in (health(probe) if probe else ())],
     }
+
+
+def _why_no_node(machine: Machine) -> str:
+    """Why a host of the fleet file is in no swarm, or what has it join."""
+    name, probe = machine.host.name, machine.probe
+    if probe is None:
+        return first_line(str(machine.error or ""), name)
+    if any(finding.severity == "error" for finding in health(probe)):
+        return "it can't join as it is"
+    if probe.engine.swarm_state in {"active", "locked"}:
+        return f"it is in another swarm; ssh {name} docker swarm leave --force, then swarmctl join {name}"
+    return f"swarmctl join {name}"
 
 
 def _counts(machine: Machine, swarm: Swarm) -> bool:
@@ -112,14 +138,25 @@ def _reason(machine: Machine, swarm: Swarm) -> str:
     """Why a node is as it is, and what mends it; empty where there is nothing to say."""
     node, probe = machine.node, machine.probe
     assert node
+    error = first_line(str(machine.error or ""), machine.host.name)
     if node.state == "ready":
         if node.availability != "active":
             return f"takes no work; swarmctl activate {node.hostname}"
-        return _first_line(machine.error)
+        unlabelled = (
+            "" if CLASS in node.labels else "no class yet, so no worker is started on it; swarmctl label --auto"
+        )
+        return "; ".join(filter(None, (error, unlabelled)))
+    if node.state == "unknown":
+        return _not_heard_of(node)
     if probe is None:
-        said = _first_line(machine.error) or node.message or "its engine does not call"
-        return f"{said}; if it has another address now: swarmctl join ADDRESS"
+        return f"{error or node.message or 'its engine does not call'}; if it has another address now: swarmctl join ADDRESS"
     return _why_down(node, probe, machine.host.name, swarm)
+
+
+def _not_heard_of(node: Node) -> str:
+    if "leadership" in node.message:  # the managers' own words for it
+        return "the managers have just changed their leader, and will know in some seconds"
+    return f"the managers have not heard from it yet{': ' if node.message else ''}{node.message}"
 
 
 def _why_down(node: Node, probe: Probe, host: str, swarm: Swarm) -> str:
@@ -131,12 +168,12 @@ def _why_down(node: Node, probe: Probe, host: str, swarm: Swarm) -> str:
         return f"another machine ({probe.hostname}) has its address now"
     if engine.swarm_state == "active" and (other := swarm.node(engine.node_id)) and other.id != node.id:
         return f"a ghost: the machine is {other.hostname} ({other.id}) now; swarmctl doctor --fix"
-    if engine.access in {"down", "absent", "denied"}:
-        return f"{moved}, but its Docker does not: {engine.error or engine.access}; sudo systemctl start docker"
+    if trouble := _engine_trouble(probe):
+        return f"{moved}, but {trouble.message}; {trouble.remedy[0]}"
     if engine.swarm_state == "inactive":
         return f"{moved} and is in no swarm any more; swarmctl join {host}"
     if engine.swarm_state == "active":
-        return f"{moved}, but its engine can't reach the managers; swarmctl doctor {node.hostname}"
+        return f"{moved}, but its engine can't reach the managers; swarmctl doctor {host}"
     return f"{moved}, its swarm state is {engine.swarm_state}; swarmctl join {host}"
 
 
@@ -157,10 +194,6 @@ def _days_left(probe: Probe | None) -> int | None:
     return int((certificate.not_valid_after_utc - datetime.now(UTC)).total_seconds() // _DAY_SEC)
 
 
-def _first_line(error: Exception | None) -> str:
-    return str(error).splitlines()[0] if error else ""
-
-
 def _as_data(finding: Finding) -> Row:
     return {
         "severity": finding.severity,
@@ -175,39 +208,42 @@ def _as_data(finding: Finding) -> Row:
 _COLORS = {"ready": "green", "down": "red", "unreachable": "red", "drained": "yellow", "paused": "yellow"}
 
 
-def render(found: Sequence[Row]) -> Table:
-    """The rows as a table."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading, justify in (
-        ("NODE", "left"),
-        ("CLASS", "left"),
-        ("PROFILE", "left"),
-        ("ARCH", "left"),
-        ("MEMORY", "right"),
-        ("CORES", "right"),
-        ("LINK", "left"),
-        ("ADDRESS", "left"),
-        ("STATE", "left"),
-        ("HEALTH, REASON", "left"),
-    ):
-        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading != "HEALTH, REASON")  # type: ignore[arg-type]
-    for row in found:
-        memory = f"{row['memory_mb'] / 1024:.1f} GiB" if row["memory_mb"] else "-"
-        mark = {"leader": " *", "manager": " +"}.get(row["role"], "")
-        by_user = " (yours)" if row["class_by"] == "user" else ""
-        table.add_row(
-            f"{row['node']}{mark}",
-            f"{row['class']}{by_user}",
-            row["profile"] or "-",
-            row["arch"] or "-",
-            memory,
-            str(row["cores"] or "-"),
-            row["link"],
-            row["address"] or "-",
-            Text(row["state"], style=_COLORS.get(row["state"], "yellow")),
-            _notes(row),
-        )
-    return table
+_HEADINGS = (
+    "NODE",
+    "CLASS",
+    "PROFILE",
+    "ARCH",
+    "MEMORY",
+    "CORES",
+    "LINK",
+    "ADDRESS",
+    "STATE",
+    "HEALTH, REASON",
+)
+
+
+def render(found: Sequence[Row]) -> Fitting:
+    """The rows as a table; on a narrow console what is wrong stands below it."""
+    cells = [_cells(row) for row in found]
+    spare = ("PROFILE", "ARCH", "CORES", "LINK")
+    return Fitting(lambda width: fit(width, _HEADINGS, cells, spare, nothing=Text("ok", style="dim")))
+
+
+def _cells(row: Row) -> list[Cell]:
+    mark = {"leader": " *", "manager": " +"}.get(row["role"], "")
+    by_user = " (yours)" if row["class_by"] == "user" else ""
+    return [
+        f"{row['node']}{mark}",
+        f"{row['class']}{by_user}",
+        row["profile"] or "-",
+        row["arch"] or "-",
+        f"{row['memory_mb'] / 1024:.1f} GiB" if row["memory_mb"] else "-",
+        str(row["cores"] or "-"),
+        row["link"],
+        row["address"] or "-",
+        Text(row["state"], style=_COLORS.get(row["state"], "yellow")),
+        _notes(row),
+    ]
 
 
 def summary(found: Sequence[Row]) -> str:
@@ -233,4 +269,4 @@ def _notes(row: Row) -> Text:
     if row["certificate_days"] is not None and row["certificate_days"] < 60:
         notes.append("; " if notes else "")
         notes.append(f"certificate ends in {row['certificate_days']} days")
-    return notes or Text("ok", style="dim")
+    return notes

@@ -1,38 +1,119 @@
-"""Tables of the fleet's commands. Pure."""
+"""Tables of the fleet's commands, as wide as the console. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 Row = dict[str, Any]
+Cell = str | Text
 _RESULTS = {"same": "dim", "changed": "green", "failed": "red"}
+_RIGHT = {"MEMORY", "CORES"}
+_GAP = 2
+_LEAST_REMARK = 40  # narrower than this, a sentence is better read below the table
+_ROOM_FOR_ALL_REASONS = 120
 
 
-def labels(rows: Sequence[Row]) -> Table:
-    """What each node was taken for, and why."""
-    table = _table("NODE", "CLASS", "PROFILE", "ARCH", "BY", "SURE", "EVIDENCE", "")
+@dataclass(frozen=True)
+class Fitting:
+    """What is drawn once the console's width is known.
+
+    Attributes:
+        draw: Takes the width in characters.
+    """
+
+    draw: Callable[[int], RenderableType]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.draw(options.max_width)
+
+
+def fit(
+    width: int,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    spare: Sequence[str] = (),
+    nothing: Cell = "",
+) -> RenderableType:
+    """A table whose last column is a remark; where there is no room for it, remarks stand below the table.
+
+    Args:
+        width: Of the console, in characters.
+        headings: One for each column; the first column is what a row is called by.
+        rows: A cell for each column.
+        spare: Headings of columns that are left out where room is short, the first of them first.
+        nothing: What to show for an empty remark; below the table there is nothing to show for it.
+    """
+    columns = {heading: [row[i] for row in rows] for i, heading in enumerate(headings[:-1])}
+    wide = {name: max(map(cell_len, [name, *map(str, cells)])) + _GAP for name, cells in columns.items()}
+    remarks = [row[-1] for row in rows]
+    longest = max(map(cell_len, [headings[-1], str(nothing), *map(str, remarks)]))
+    if sum(wide.values()) + min(longest, _LEAST_REMARK) <= width:
+        cells = [remark if str(remark) else nothing for remark in remarks]
+        return _table({**columns, headings[-1]: cells}, whole=list(columns))
+    for heading in spare:
+        if sum(wide.values()) - _GAP > width:
+            del columns[heading], wide[heading]
+    table = _table(columns, whole=list(columns) if sum(wide.values()) - _GAP <= width else [])
+    below = Table.grid(padding=(0, 1))
     for row in rows:
-        evidence = "; ".join(row["evidence"]) or row["error"].partition("\n")[0]
-        if row["by"] == "you" and row["probed_class"] and row["probed_class"] != row["class"]:
-            evidence = f"you said so; the probe says {row['probed_class']}: {evidence}"
-        table.add_row(
-            row["node"],
-            row["class"],
-            row["profile"],
-            row["arch"] or "-",
-            row["by"],
-            row["confidence"] or "-",
-            evidence,
-            Text(row["result"], style=_RESULTS[row["result"]]),
-        )
+        if str(row[-1]):
+            below.add_row(f"{str(row[0]).partition(' ')[0]}:", row[-1])
+    return Group(table, "", below) if below.rows else table
+
+
+def _table(columns: dict[str, list[Cell]], whole: Sequence[str]) -> Table:
+    """A table of columns; those that are `whole` are never broken into lines."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in columns:
+        justify = "right" if heading in _RIGHT else "left"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in whole)  # type: ignore[arg-type]
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(*cells)
     return table
+
+
+def first_line(error: str, name: str) -> str:
+    """The first line of what went wrong with a machine, without its name in front, which stands beside it."""
+    return error.partition("\n")[0].removeprefix(f"{name}: ")
+
+
+def labels(rows: Sequence[Row]) -> Fitting:
+    """What each node was taken for, and why."""
+    headings = ("NODE", "CLASS", "PROFILE", "ARCH", "BY", "SURE", "RESULT", "EVIDENCE")
+
+    def draw(width: int) -> RenderableType:
+        most = None if width >= _ROOM_FOR_ALL_REASONS else 1
+        return fit(width, headings, [_label_cells(row, most) for row in rows], ("SURE", "ARCH", "PROFILE"))
+
+    return Fitting(draw)
+
+
+def _label_cells(row: Row, most: int | None) -> list[Cell]:
+    evidence = "; ".join(row["evidence"][:most]) or first_line(row["error"], row["node"])
+    if row["by"] == "you" and row["probed_class"] and row["probed_class"] != row["class"]:
+        evidence = f"you said so; the probe says {row['probed_class']}: {evidence}"
+    return [
+        row["node"],
+        row["class"],
+        row["profile"],
+        row["arch"] or "-",
+        row["by"],
+        row["confidence"] or "-",
+        Text(row["result"], style=_RESULTS[row["result"]]),
+        Text(evidence),
+    ]
 
 
 def hosts(rows: Sequence[Row]) -> Table:
     """The hosts of the fleet file."""
-    table = _table("HOST", "ADDRESS", "USER", "PORT", "JUMP", "CLASS", "ROLE")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("HOST", "ADDRESS", "USER", "PORT", "JUMP", "CLASS", "ROLE"):
+        table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(
             row["name"],
@@ -46,29 +127,24 @@ def hosts(rows: Sequence[Row]) -> Table:
     return table
 
 
-def scanned(rows: Sequence[Row]) -> Table:
+def scanned(rows: Sequence[Row]) -> Fitting:
     """Machines that were looked at."""
-    table = _table("HOST", "CLASS", "PROFILE", "ARCH", "MEMORY", "CORES", "DOCKER", "SWARM", "WHAT IT IS")
-    for row in rows:
-        if row["error"]:
-            table.add_row(row["host"], *["-"] * 7, Text(row["error"].partition("\n")[0], style="red"))
-            continue
-        table.add_row(
-            row["host"],
-            row["class"],
-            row["profile"],
-            row["arch"],
-            f"{row['memory_mb'] / 1024:.1f} GiB",
-            str(row["cores"]),
-            row["docker"] or "-",
-            row["swarm"] or "-",
-            row["what"],
-        )
-    return table
+    headings = ("HOST", "CLASS", "PROFILE", "ARCH", "MEMORY", "CORES", "DOCKER", "SWARM", "WHAT IT IS")
+    cells = [_scan_cells(row) for row in rows]
+    return Fitting(lambda width: fit(width, headings, cells, ("PROFILE", "ARCH", "CORES", "DOCKER")))
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+def _scan_cells(row: Row) -> list[Cell]:
+    if row["error"]:
+        return [row["host"], *["-"] * 7, Text(first_line(row["error"], row["host"]), style="red")]
+    return [
+        row["host"],
+        row["class"],
+        row["profile"],
+        row["arch"],
+        f"{row['memory_mb'] / 1024:.1f} GiB",
+        str(row["cores"]),
+        row["docker"] or "-",
+        row["swarm"] or "-",
+        Text(row["what"]),
+    ]

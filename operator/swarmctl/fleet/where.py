@@ -155,13 +155,13 @@ def _none_answers(memory: Memory, refusals: dict[str, SwarmctlError]) -> Unreach
             "swarmctl nodes --manager HOST   # there is one already",
         )
     asked = "no manager of the swarm answers; asked were" if len(refusals) > 1 else "no manager of the swarm is known"
-    others = [error for error in refusals.values() if not isinstance(error, _NoManagerError)]
-    managers = [address for e in refusals.values() if isinstance(e, _NoManagerError) for address in e.managers]
-    steps = [
-        *(step for error in others if error is not here_said or len(refusals) == 1 for step in error.next_steps),
-        *(f"swarmctl nodes --manager USER@{address}" for address in managers),
-        "swarmctl nodes --manager HOST   # names another",
-    ]
+    steps: list[str] = []
+    for error in refusals.values():
+        if isinstance(error, _NoManagerError):
+            steps += (f"swarmctl nodes --manager USER@{address}" for address in error.managers)
+        elif len(refusals) == 1 or not (error is here_said and isinstance(error, UnreachableError)):
+            steps += error.next_steps
+    steps.append("swarmctl nodes --manager HOST   # names another")
     said = [f"  {_said(name, error)}" for name, error in refusals.items()]
     return UnreachableError("\n".join([asked, *said]), *dict.fromkeys(steps))
 
