@@ -103,6 +103,7 @@ hosts:
   - {address: 10.0.0.1}
   - {name: "c-[1-2]", address: 10.0.0.2}
   - all
+  - {name: d, advertise: eth0}
 more: 1
 """
     assert mistakes(text, tmp_path) == [
@@ -119,7 +120,8 @@ more: 1
         "8:5: hosts[5].name: this key is missing",
         "9:5: hosts[6].address: 2 hosts can't have one address; leave it out, or write them one by one",
         "10:5: hosts[7].name: 'all' stands for all hosts on the command line; no host can have that name",
-        "11:1: more: unknown key; known here: ssh, hosts",
+        "11:23: hosts[8].advertise: 'eth0' is no IP address, such as 192.168.1.10",
+        "12:1: more: unknown key; known here: ssh, hosts",
     ]
 
 
@@ -249,7 +251,7 @@ _hosts = st.builds(
     jump=st.none() | st.just(()) | st.lists(_names.filter(lambda name: name != "none"), min_size=1).map(tuple),
     hardware_class=st.none() | st.just("rpi"),
     profile=st.none(),
-    advertise=st.none() | _names,
+    advertise=st.none() | st.ip_addresses().map(str),
     role=st.sampled_from(["worker", "manager"]),
 )
 

@@ -3,8 +3,9 @@
 May import: ``apply``, ``checks``, ``doctor``, ``label``, ``machines``, ``plan``, ``where``, and the plain data.
 """
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -20,7 +21,6 @@ from .facts import Finding
 from .inventory import Host
 from .machines import Machine, ends, examine, look, node_of_machine, observed
 from .observation import Observation
-from .plan import remove_ghosts
 from .swarm import Node
 from .where import Manager, Settings, host_of, manager
 
@@ -67,6 +67,10 @@ def doctor(
             )
         observation, machines = _observe(hosts, found, settings, story, all_pairs=all_pairs)
         told = findings(observation)
+        if hosts:
+            named = {host.name for host in hosts}
+            told = about(named, {m.node.id for m in machines if m.node and m.host.name in named}, told)
+            machines = [machine for machine in machines if machine.host.name in named]
         actions: list[Action] = []
         if fix and found is not None:
             actions = _mending(told, machines, found)
@@ -77,6 +81,25 @@ def doctor(
                 mended = {finding for finding in told if finding.fix}
                 told = tuple(finding for finding in told if finding not in mended)
     return Diagnosis(told, len(machines), _problem(told, len(machines), fix=fix))
+
+
+def about(hosts: Collection[str], node_ids: Collection[str], found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those findings that concern some hosts: theirs, those of pairs with one, and the swarm's that name one.
+
+    Args:
+        hosts: Their names.
+        node_ids: The nodes that they are.
+        found: All findings.
+    """
+    return tuple(finding for finding in found if _concerns(finding, hosts, node_ids))
+
+
+def _concerns(finding: Finding, hosts: Collection[str], node_ids: Collection[str]) -> bool:
+    if finding.where != "swarm":
+        return not set(finding.where.split(" -> ")).isdisjoint(hosts)
+    # A name ends where no letter, digit or dash follows: pi-1 is not pi-10, nor 10.0.0.1 10.0.0.12.
+    named = any(re.search(rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)", finding.message) for host in hosts)
+    return named or finding.subject in node_ids
 
 
 def _problem(told: Sequence[Finding], count: int, *, fix: bool) -> UnhealthyError | None:
@@ -143,11 +166,11 @@ def _mending(told: Sequence[Finding], machines: Sequence[Machine], found: Manage
     fixes = {finding.fix for finding in told if finding.fix}
     actions: list[Action] = []
     if "remove-node" in fixes:
-        subjects = {finding.subject for finding in told if finding.fix == "remove-node"}
+        gone = {finding.subject: finding for finding in told if finding.fix == "remove-node"}
         actions += [
-            action
-            for action in remove_ghosts(found.swarm)
-            if isinstance(action, RemoveNode) and action.node_id in subjects
+            RemoveNode(node.id, node.hostname, f"{gone[node.id].where} is another node now", node.role == "manager")
+            for node in found.swarm.nodes
+            if node.id in gone
         ]
     if "label" in fixes:
         subjects = {finding.subject for finding in told if finding.fix == "label"}

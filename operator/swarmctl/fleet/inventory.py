@@ -274,6 +274,18 @@ class _Jump:
         return hops
 
 
+class _Address:
+    """An IPv4 or IPv6 address: what Docker advertises to the others."""
+
+    def read(self, node: yaml.Node, path: str, problems: list[Problem]) -> Any:
+        text = Text().read(node, path, problems)
+        try:
+            return text and str(ipaddress.ip_address(text))
+        except ValueError:
+            problems.append(_at(node, path, f"{text!r} is no IP address, such as 192.168.1.10"))
+            return None
+
+
 class _Hosts:
     """One entry of the list, which a pattern may make many hosts of."""
 
@@ -304,7 +316,7 @@ def _profiles() -> Mapping[str, str]:
 
 def _long_form() -> Keys:
     classes = tuple(dict.fromkeys(_profiles().values()))
-    ours = {"class": Text(classes), "profile": Text(tuple(_profiles())), "advertise": Text(), "role": Text(ROLES)}
+    ours = {"class": Text(classes), "profile": Text(tuple(_profiles())), "advertise": _Address(), "role": Text(ROLES)}
     return Keys({"name": Text(), "address": Text(), **_SSH, **ours}, required=("name",))
 
 

@@ -146,6 +146,17 @@ def node_down(fleet: Observation, explained: Collection[str]) -> list[Finding]:
         name = fleet.name(node)
         if node.state == "ready" or node.id in ghosts or name in explained:
             continue
+        if "leadership" in node.message:  # the managers' own words for it
+            found.append(
+                Finding(
+                    "warning",
+                    "node-down",
+                    name,
+                    "the managers have just changed their leader, and don't know yet how it is",
+                    ("swarmctl doctor   # again in some seconds",),
+                )
+            )
+            continue
         machine = fleet.host_of_node.get(node.id)
         message = f"the node is {node.state}: {node.message or 'its engine does not call'}"
         remedy: tuple[str, ...] = ("# switch it on, and look whether its network is up",)
@@ -163,19 +174,44 @@ def node_down(fleet: Observation, explained: Collection[str]) -> list[Finding]:
 def ghosts(fleet: Observation) -> Iterator[Finding]:
     """Nodes that are down because their machine is another node now."""
     for ghost, now in _ghosts_of(fleet):
+        sure = _is_sure(ghost, now)
+        by_hand = "the same by hand" if sure else "if it was this machine"
         yield Finding(
             "warning",
             "ghost",
             fleet.name(now),
-            f"the node {ghost.id}, which is down, is what this machine was before it joined again as {now.id}",
+            f"the node {ghost.id}, which is down, {_why_ghost(ghost, now)}",
             (
-                "swarmctl doctor --fix",
-                *((f"docker node demote {ghost.id}   # the same by hand",) if ghost.role == "manager" else ()),
-                f"docker node rm {ghost.id}   # the same by hand",
+                *(("swarmctl doctor --fix",) if sure else ()),
+                *((f"docker node demote {ghost.id}   # {by_hand}",) if ghost.role == "manager" else ()),
+                f"docker node rm {ghost.id}   # {by_hand}",
             ),
-            fix="remove-node",
+            fix="remove-node" if sure else "",
             subject=ghost.id,
         )
+
+
+def _is_sure(ghost: Node, now: Node) -> bool:
+    """Whether the one was the other: two machines may be called alike, but not be at one address, too."""
+    return bool(ghost.labels.get(IDENTITY)) or _at_one_address(ghost, now)
+
+
+def _why_ghost(ghost: Node, now: Node) -> str:
+    if ghost.labels.get(IDENTITY):
+        return f"is what this machine was before it joined again as {now.id}"
+    if _at_one_address(ghost, now):
+        return (
+            f"has this machine's name and address: it is what it was before it joined again as {now.id} "
+            "(no label tells, since it was never labelled)"
+        )
+    return (
+        f"has this machine's name, though another address ({ghost.address or 'none'}): it is what it was before, or "
+        "another machine that is called the same and is off"
+    )
+
+
+def _at_one_address(ghost: Node, now: Node) -> bool:
+    return ghost.address == now.address and ghost.address not in _NO_ADDRESS
 
 
 def _ghosts_of(fleet: Observation) -> list[tuple[Node, Node]]:
@@ -183,10 +219,22 @@ def _ghosts_of(fleet: Observation) -> list[tuple[Node, Node]]:
 
     Copied disks have one machine-id, so a node that the fleet knows another machine for is none: that one is only off.
     """
-    up = {_identity(fleet, node): node for node in fleet.nodes if node.state == "ready"}
-    up.pop("", None)
-    pairs = [(node, up.get(_identity(fleet, node))) for node in fleet.nodes if node.state == "down"]
+    up = [node for node in fleet.nodes if node.state == "ready"]
+    by_identity = {_identity(fleet, node): node for node in up}
+    by_identity.pop("", None)
+    pairs = [
+        # One that was never labelled has only its name to be known by.
+        (node, by_identity.get(identity) if (identity := _identity(fleet, node)) else _called_like(node, up))
+        for node in fleet.nodes
+        if node.state == "down"
+    ]
     return [(ghost, now) for ghost, now in pairs if now and not _are_apart(fleet, ghost, now)]
+
+
+def _called_like(ghost: Node, up: Collection[Node]) -> Node | None:
+    """A node that is up and has the name, rather one that has the address, too."""
+    alike = [node for node in up if ghost.hostname and node.hostname == ghost.hostname]
+    return max(alike, key=lambda node: _at_one_address(ghost, node), default=None)
 
 
 def _identity(fleet: Observation, node: Node) -> str:

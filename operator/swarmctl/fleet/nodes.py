@@ -149,7 +149,8 @@ def _reason(machine: Machine, swarm: Swarm) -> str:
     if node.state == "unknown":
         return _not_heard_of(node)
     if probe is None:
-        return f"{error or node.message or 'its engine does not call'}; if it has another address now: swarmctl join ADDRESS"
+        said = error or node.message or "its engine does not call"
+        return f"{said}; if it has another address now: swarmctl join ADDRESS"
     return _why_down(node, probe, machine.host.name, swarm)
 
 

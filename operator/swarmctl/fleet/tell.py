@@ -48,25 +48,32 @@ def fit(
         spare: Headings of columns that are left out where room is short, the first of them first.
         nothing: What to show for an empty remark; below the table there is nothing to show for it.
     """
-    columns = {heading: [row[i] for row in rows] for i, heading in enumerate(headings[:-1])}
-    wide = {name: max(map(cell_len, [name, *map(str, cells)])) + _GAP for name, cells in columns.items()}
-    remarks = [row[-1] for row in rows]
-    longest = max(map(cell_len, [headings[-1], str(nothing), *map(str, remarks)]))
+    columns = {heading: [_plain(row[i]) for row in rows] for i, heading in enumerate(headings)}
+    wide = {
+        heading: max(cell_len(heading), *(text.cell_len for text in cells), 0) + _GAP
+        for heading, cells in columns.items()
+    }
+    remarks, longest = columns.pop(headings[-1]), wide.pop(headings[-1]) - _GAP
     if sum(wide.values()) + min(longest, _LEAST_REMARK) <= width:
-        cells = [remark if str(remark) else nothing for remark in remarks]
-        return _table({**columns, headings[-1]: cells}, whole=list(columns))
+        shown = [remark or _plain(nothing) for remark in remarks]
+        return _table({**columns, headings[-1]: shown}, whole=list(columns))
     for heading in spare:
         if sum(wide.values()) - _GAP > width:
             del columns[heading], wide[heading]
     table = _table(columns, whole=list(columns) if sum(wide.values()) - _GAP <= width else [])
     below = Table.grid(padding=(0, 1))
-    for row in rows:
-        if str(row[-1]):
-            below.add_row(f"{str(row[0]).partition(' ')[0]}:", row[-1])
+    for name, remark in zip(columns[headings[0]], remarks, strict=True):
+        if remark:
+            below.add_row(Text(f"{name.plain.partition(' ')[0]}:"), remark)
     return Group(table, "", below) if below.rows else table
 
 
-def _table(columns: dict[str, list[Cell]], whole: Sequence[str]) -> Table:
+def _plain(cell: Cell) -> Text:
+    """A cell with brackets as they are: names and messages hold no markup."""
+    return Text(cell) if isinstance(cell, str) else cell
+
+
+def _table(columns: dict[str, list[Text]], whole: Sequence[str]) -> Table:
     """A table of columns; those that are `whole` are never broken into lines."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in columns:
