@@ -6,6 +6,7 @@ code.
 
 import json
 import math
+import os
 import sys
 import time
 from importlib import metadata
@@ -74,22 +75,53 @@ def _print_version(wished: bool) -> None:
 
 def run() -> int:
     """Run the command line; returns the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a "✓" must not end a command
+    _prepare_streams()
+    try:
+        code = _run()
+        sys.stdout.flush()  # what is left would else fail as Python ends, with a code of its own
+    except BrokenPipeError:  # as in `swarmctl logs … | head`
+        code = int(Exit.DONE)
+    except OSError as error:  # a full disk behind `> file`
+        _print_error(SwarmctlError(f"the output: {error.strerror or error}"))
+        code = int(Exit.FAILED)
+    else:
+        return code
+    _discard_output()
+    return code
+
+
+def _run() -> int:
     try:
         app()
     except SwarmctlError as error:
         _print_error(error)
         return int(error.code)
-    except BrokenPipeError:  # as in `swarmctl logs … | head`
-        sys.stderr.close()
-        return int(Exit.DONE)
+    except BrokenPipeError:
+        raise
     except OSError as error:  # a full disk, a folder of somebody else's: said without a traceback
         _print_error(SwarmctlError(f"{error.filename or 'the system'}: {error.strerror or error}"))
         return int(Exit.FAILED)
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich and typer end the program so
+            raise end.__context__ from None
         return end.code if isinstance(end.code, int) else int(Exit.DONE)
     return int(Exit.DONE)
+
+
+def _prepare_streams() -> None:
+    """A stream that is closed (`>&-`) takes all and keeps nothing; a "✓" must not end a command."""
+    for name, flags, mode in (("stdin", os.O_RDONLY, "r"), ("stdout", os.O_WRONLY, "w"), ("stderr", os.O_WRONLY, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+
+
+def _discard_output() -> None:
+    """Let what can't be written go nowhere, so that Python does not stumble over it once more as it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 @app.callback()

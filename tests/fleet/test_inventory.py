@@ -120,7 +120,7 @@ more: 1
         "8:5: hosts[5].name: this key is missing",
         "9:5: hosts[6].address: 2 hosts can't have one address; leave it out, or write them one by one",
         "10:5: hosts[7].name: 'all' stands for all hosts on the command line; no host can have that name",
-        "11:23: hosts[8].advertise: 'eth0' is no IP address, such as 192.168.1.10",
+        "11:26: hosts[8].advertise: 'eth0' is no IP address, such as 192.168.1.10",
         "12:1: more: unknown key; known here: ssh, hosts",
     ]
 

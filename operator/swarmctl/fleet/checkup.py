@@ -20,7 +20,7 @@ from .commands import tell_actions
 from .facts import Finding
 from .inventory import Host
 from .machines import Machine, ends, examine, look, node_of_machine, observed
-from .observation import Observation
+from .observation import Observation, PairResult
 from .swarm import Node
 from .where import Manager, Settings, host_of, manager
 
@@ -69,8 +69,8 @@ def doctor(
         told = findings(observation)
         if hosts:
             named = {host.name for host in hosts}
-            told = about(named, {m.node.id for m in machines if m.node and m.host.name in named}, told)
             machines = [machine for machine in machines if machine.host.name in named]
+            told = about(named, {machine.node.id for machine in machines if machine.node}, told, observation.pairs)
         actions: list[Action] = []
         if fix and found is not None:
             actions = _mending(told, machines, found)
@@ -83,20 +83,33 @@ def doctor(
     return Diagnosis(told, len(machines), _problem(told, len(machines), fix=fix))
 
 
-def about(hosts: Collection[str], node_ids: Collection[str], found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those findings that concern some hosts: theirs, those of pairs with one, and the swarm's that name one.
+def about(
+    hosts: Collection[str], node_ids: Collection[str], found: Iterable[Finding], pairs: Iterable[PairResult]
+) -> tuple[Finding, ...]:
+    """Those findings that concern some hosts.
+
+    They are theirs, those of what one can't reach, and the swarm's that name one, or say that none was reached.
 
     Args:
         hosts: Their names.
         node_ids: The nodes that they are.
         found: All findings.
+        pairs: What was tested from one machine to another.
     """
-    return tuple(finding for finding in found if _concerns(finding, hosts, node_ids))
+    bad = [{test.source, test.target} for test in pairs if test.ok is False]
+    far_ends = {host for ends in bad if not ends.isdisjoint(hosts) for host in ends}
+    return tuple(
+        finding
+        for finding in found
+        if _concerns(finding, hosts, node_ids) or (finding.check == "ports" and finding.where in far_ends)
+    )
 
 
 def _concerns(finding: Finding, hosts: Collection[str], node_ids: Collection[str]) -> bool:
     if finding.where != "swarm":
         return not set(finding.where.split(" -> ")).isdisjoint(hosts)
+    if finding.check == "unreachable":
+        return True
     # A name ends where no letter, digit or dash follows: pi-1 is not pi-10, nor 10.0.0.1 10.0.0.12.
     named = any(re.search(rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)", finding.message) for host in hosts)
     return named or finding.subject in node_ids

@@ -316,7 +316,12 @@ def _profiles() -> Mapping[str, str]:
 
 def _long_form() -> Keys:
     classes = tuple(dict.fromkeys(_profiles().values()))
-    ours = {"class": Text(classes), "profile": Text(tuple(_profiles())), "advertise": _Address(), "role": Text(ROLES)}
+    ours: Mapping[str, schema.Kind] = {
+        "class": Text(classes),
+        "profile": Text(tuple(_profiles())),
+        "advertise": _Address(),
+        "role": Text(ROLES),
+    }
     return Keys({"name": Text(), "address": Text(), **_SSH, **ours}, required=("name",))
 
 

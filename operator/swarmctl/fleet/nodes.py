@@ -63,7 +63,7 @@ def _row(machine: Machine, swarm: Swarm) -> Row:
 
 def _beside_the_reason(node: Node, probe: Probe) -> list[Finding]:
     """What is wrong with a machine, without what says already why its node is down."""
-    told = _OF_THE_ENGINE if node.state == "down" and _engine_trouble(probe) else set()
+    told = _OF_THE_ENGINE if node.state != "ready" and _engine_trouble(probe) else set()
     return [finding for finding in health(probe) if finding.check not in told]
 
 
@@ -146,8 +146,8 @@ def _reason(machine: Machine, swarm: Swarm) -> str:
             "" if CLASS in node.labels else "no class yet, so no worker is started on it; swarmctl label --auto"
         )
         return "; ".join(filter(None, (error, unlabelled)))
-    if node.state == "unknown":
-        return _not_heard_of(node)
+    if node.state == "unknown" and not (probe and _engine_trouble(probe)):
+        return "; ".join(filter(None, (error, _not_heard_of(node))))
     if probe is None:
         said = error or node.message or "its engine does not call"
         return f"{said}; if it has another address now: swarmctl join ADDRESS"

@@ -61,11 +61,17 @@ def fit(
         if sum(wide.values()) - _GAP > width:
             del columns[heading], wide[heading]
     table = _table(columns, whole=list(columns) if sum(wide.values()) - _GAP <= width else [])
-    below = Table.grid(padding=(0, 1))
-    for name, remark in zip(columns[headings[0]], remarks, strict=True):
-        if remark:
-            below.add_row(Text(f"{name.plain.partition(' ')[0]}:"), remark)
-    return Group(table, "", below) if below.rows else table
+    below = _below(columns[headings[0]], remarks)
+    return Group(table, "", *below) if below else table
+
+
+def _below(names: Sequence[Text], remarks: Sequence[Text]) -> list[Text]:
+    """Each remark once, with all that it is about in front."""
+    about: dict[str, list[str]] = {}
+    for name, remark in zip(names, remarks, strict=True):
+        about.setdefault(remark.plain, []).append(name.plain.partition(" ")[0])  # without the mark behind it
+    remark_of = {remark.plain: remark for remark in remarks}
+    return [Text.assemble(f"{', '.join(called)}: ", remark_of[text]) for text, called in about.items() if text]
 
 
 def _plain(cell: Cell) -> Text:

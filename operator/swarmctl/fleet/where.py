@@ -153,6 +153,7 @@ def _none_answers(memory: Memory, refusals: dict[str, SwarmctlError]) -> Unreach
             "swarmctl init            # makes a swarm, with this machine as its manager",
             "swarmctl init HOST       # the same, with another machine as its manager",
             "swarmctl nodes --manager HOST   # there is one already",
+            "--local   # with deploy, status, scale, logs, rm: on this machine, with no swarm",
         )
     asked = "no manager of the swarm answers; asked were" if len(refusals) > 1 else "no manager of the swarm is known"
     steps: list[str] = []
