@@ -246,7 +246,7 @@ def recall(settings: Settings) -> Memory:
     except OSError as error:
         _warn_once(f"can't read where the swarm is from {path}: {error.strerror}")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        _warn_once(f"{path} does not tell where the swarm is, and is written anew: {error}")
+        _warn_once(f"{path} does not tell where the swarm is: {error}")
     return Memory()
 
 
