@@ -88,6 +88,6 @@ def probe(name: str = "pi-1", **keys: Any) -> Probe:
             memory_limit=True,
             data_root="/var/lib/docker",
             swarm_state="inactive",
-        ),  # fmt: skip
+        ),
     )
     return replace(base, **keys)

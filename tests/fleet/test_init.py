@@ -52,7 +52,7 @@ def test_the_pool_overlaps_no_network_of_the_machine() -> None:
     assert error.value.next_steps[0] == f"--pool {init.POOLS[1]}"
     with pytest.raises(UsageError, match="name a free one"):
         init.choose_pool(["0.0.0.0/0"], None)
-    with pytest.raises(UsageError, match="10.1.2.3/16"):
+    with pytest.raises(UsageError, match=r"10\.1\.2\.3/16"):
         init.choose_pool([], "10.1.2.3/16")
 
 
@@ -71,7 +71,11 @@ def test_a_swarm_of_somebody_elses_making_gets_what_is_missing() -> None:
     theirs = swarm(spec={"Dispatcher": {"HeartbeatPeriod": 5_000_000_000}, "CAConfig": {}})
     update, *stored = init.plan_existing(theirs, "")
     assert isinstance(update, UpdateSwarm)
-    assert [(c.field, c.old, c.new) for c in update.changes][0] == ("Dispatcher.HeartbeatPeriod", "5 s", "15 s")
+    assert (update.changes[0].field, update.changes[0].old, update.changes[0].new) == (
+        "Dispatcher.HeartbeatPeriod",
+        "5 s",
+        "15 s",
+    )
     assert [action.name for action in stored if isinstance(action, Store)] == [
         "fdtc-token", "fdtc-ca-key", "fdtc-coordinator-key", "fdtc-coordinator-cert", "fdtc-ca-cert",
     ]  # fmt: skip
