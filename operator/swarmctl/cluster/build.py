@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,7 @@ def _bake(wish: BuildWish, story: Story, *, pushes: bool) -> Facts:
         "docker", "buildx", "bake", "--builder", chosen.name, "--file", "docker-bake.hcl", "--progress", "plain",
         *(["--push"] if pushes else ["--load"] if chosen.keeps else []),
     ]  # fmt: skip
+    names = {build_context.AGENT: image.reference, build_context.OPERATOR: image.operator}
     facts: Facts = {
         "image": image.reference,
         "platforms": list(image.platforms),
@@ -122,19 +124,19 @@ def _bake(wish: BuildWish, story: Story, *, pushes: bool) -> Facts:
         return facts
     builder.make(chosen, story)
     builder.check_platforms(chosen, image.platforms, story)
-    with build_context.laid_out(image, _TARGETS, wish.cache, story) as folder:
-        digests = _run([*command, "--metadata-file", "metadata.json"], folder, wish, story)
-    story.done("built, and tried out by a training step", f"on {' and '.join(image.architectures)}")
-    kept = {image.reference: digests[build_context.AGENT], image.operator: digests[build_context.OPERATOR]}
-    if pushes or chosen.keeps:
-        for name, digest in kept.items():
-            story.done(f"pushed {name}" if pushes else f"the engine has {name}", digest or "")
-    else:
-        story.same(
-            f"{image.reference} stays in the builder {chosen.name}: this engine can't hold it for several platforms"
-        )
-    operator = {"image": image.operator, "digest": kept[image.operator]}
-    return {**facts, "pushed": pushes, "digest": kept[image.reference], "operator": operator}
+    deadline = time.monotonic() + wish.timeout
+    digests: dict[str, str | None] = {}
+    with build_context.laid_out(image, list(names), wish.cache, story) as folder:
+        for target, name in names.items():  # one after the other: the second finds what the first has made
+            digests[target] = _run([*command, target], folder, deadline, wish, story)
+            if target == build_context.AGENT:
+                story.done("it takes a training step", f"on {' and '.join(image.architectures)}")
+            if pushes or chosen.keeps:
+                story.done(f"pushed {name}" if pushes else f"the engine has {name}", digests[target] or "")
+            else:
+                story.same(f"{name} stays in the builder: this engine can't hold it for several platforms")
+    own = {"image": image.operator, "digest": digests[build_context.OPERATOR]}
+    return {**facts, "pushed": pushes, "digest": digests[build_context.AGENT], "operator": own}
 
 
 def _say_what_would_be_done(wish: BuildWish, chosen: builder.Builder, command: Sequence[str], story: Story) -> None:
@@ -145,7 +147,9 @@ def _say_what_would_be_done(wish: BuildWish, chosen: builder.Builder, command: S
             if not build_context.packages_folder(target, arch, wish.image.python, wish.cache).is_dir():
                 story.change("+", f"{target}: download the packages for {arch} and Python {wish.image.python}")
     variables = {name: value for name, value in _variables(wish.image).items() if value}
-    story.change("+", " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), *command]))
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    for target in _TARGETS:
+        story.change("+", f"{settings} {shlex.join([*command, target])}")
 
 
 def _variables(image: AgentImage) -> dict[str, str]:
@@ -163,12 +167,12 @@ def _variables(image: AgentImage) -> dict[str, str]:
     }
 
 
-def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) -> dict[str, str | None]:
-    """Run the build, telling of its steps; returns the digest of each target, None where nothing was kept."""
+def _run(command: Sequence[str], folder: Path, deadline: float, wish: BuildWish, story: Story) -> str | None:
+    """Build one target, telling of the steps; returns its digest, None where nothing was kept."""
     log: deque[str] = deque(maxlen=_LINES_OF_LOG)
     process = subprocess.Popen(
-        command, cwd=folder, env={**os.environ, **_variables(wish.image)}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        [*command, "--metadata-file", "metadata.json"], cwd=folder, env={**os.environ, **_variables(wish.image)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
     )  # fmt: skip
     late = threading.Event()
 
@@ -176,7 +180,7 @@ def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) ->
         late.set()
         process.terminate()
 
-    timer = threading.Timer(wish.timeout, stop)
+    timer = threading.Timer(max(deadline - time.monotonic(), 0.0), stop)
     timer.start()
     assert process.stdout
     try:
@@ -202,7 +206,8 @@ def _run(command: Sequence[str], folder: Path, wish: BuildWish, story: Story) ->
     if process.returncode:
         raise failure(list(log), wish.image)
     made = json.loads((folder / "metadata.json").read_text())
-    return {target: made.get(target, {}).get("containerimage.digest") for target in _TARGETS}
+    digest: str | None = made.get(command[-1], {}).get("containerimage.digest")
+    return digest
 
 
 def failure(log: Sequence[str], image: AgentImage) -> SwarmctlError:

@@ -189,7 +189,13 @@ def _mending(told: Sequence[Finding], machines: Sequence[Machine], found: Manage
         subjects = {finding.subject for finding in told if finding.fix == "label"}
         nodes: list[Node] = [node for node in found.swarm.nodes if node.id in subjects]
         chosen = [machine for machine in machines if machine.node in nodes]
-        actions += [action for decided in label.decide(chosen, found.swarm) for action in decided.actions]
+        removed = {action.node_id for action in actions if isinstance(action, RemoveNode)}
+        actions += [
+            action
+            for decided in label.decide(chosen, found.swarm)
+            for action in decided.actions
+            if not (isinstance(action, RemoveNode) and action.node_id in removed)
+        ]
     if "heartbeat" in fixes or "certificate" in fixes:
         actions += [action for action in init.plan_existing(found.swarm, "") if isinstance(action, UpdateSwarm)]
     return actions

@@ -142,10 +142,10 @@ def _reason(machine: Machine, swarm: Swarm) -> str:
     if node.state == "ready":
         if node.availability != "active":
             return f"takes no work; swarmctl activate {node.hostname}"
-        unlabelled = (
-            "" if CLASS in node.labels else "no class yet, so no worker is started on it; swarmctl label --auto"
-        )
-        return "; ".join(filter(None, (error, unlabelled)))
+        if node.reachability == "unreachable":
+            return error or f"the other managers don't reach it; swarmctl doctor {machine.host.name}"
+        unlabelled = "no class yet, so no worker is started on it; swarmctl label --auto"
+        return "; ".join(filter(None, (error, "" if CLASS in node.labels else unlabelled)))
     if node.state == "unknown" and not (probe and _engine_trouble(probe)):
         return "; ".join(filter(None, (error, _not_heard_of(node))))
     if probe is None:
