@@ -134,11 +134,9 @@ def _platforms(wished: Sequence[str] | None, fleet: Path | None, manager: str, s
 
 def _of_the_fleet(nodes: Iterable["Node"], story: Story) -> tuple[str, ...]:
     """What the nodes need; those that can't have it are told of, and don't keep it from the others."""
-    from .images import arch_of
-
     names: dict[str, list[str]] = {}
     for node in nodes:
-        names.setdefault(arch_of(node), []).append(node.hostname)
+        names.setdefault(node.arch, []).append(node.hostname)
     able: list[str] = []
     for arch, those in names.items():
         try:

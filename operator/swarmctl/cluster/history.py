@@ -96,7 +96,7 @@ def _locked(engine: Engine, stack: str, name: str) -> LockedError:
         f"{stack} is locked: {labels.get(WHO, 'somebody')} has been at it since {labels.get(WHEN, 'now')} "
         f"({labels.get(WHAT, 'a change')})",
         "wait until that has ended, and type the same again",
-        f"--break-lock   # with the same command, if nobody is at {stack} any more",
+        f"swarmctl deploy --stack {stack} --break-lock   # if nobody is at it any more",
     )
 
 

@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from ..console import Story
 from ..errors import SwarmctlError
 from ..fleet.engine import Engine, EngineError
-from ..fleet.swarm import ARCH, Node
+from ..fleet.swarm import Node
 from .compose import Pin
 from .plan import eligible
 from .state import Wanted
-
-_KERNEL_ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "armv6l": "arm"}
 
 
 def pins(images: Sequence[str], engine: Engine, story: Story, *, allow_unpinned: bool) -> dict[str, Pin]:
@@ -46,11 +44,6 @@ def pins(images: Sequence[str], engine: Engine, story: Story, *, allow_unpinned:
     return found
 
 
-def arch_of(node: Node) -> str:
-    """A node's architecture in Docker's words: of its userland where it was probed, else of its kernel."""
-    return node.labels.get(ARCH) or _KERNEL_ARCH.get(node.platform_arch, node.platform_arch)
-
-
 def refuse_unsupported(wanted: Wanted, found: Mapping[str, Pin], nodes: Sequence[Node]) -> None:
     """Refuse a stack whose image has nothing for a node that is to run it.
 
@@ -61,8 +54,8 @@ def refuse_unsupported(wanted: Wanted, found: Mapping[str, Pin], nodes: Sequence
     for service, image in wanted.images.items():
         offered = {architecture for _, architecture, _ in found[image].platforms} if image in found else set()
         for node in eligible(wanted.services[service], nodes):
-            if offered and arch_of(node) not in offered:
-                lacking.setdefault(arch_of(node), []).append(node.hostname)
+            if offered and node.arch not in offered:
+                lacking.setdefault(node.arch, []).append(node.hostname)
     if not lacking:
         return
     lines = [f"{', '.join(sorted(set(names)))} are {arch}" for arch, names in lacking.items()]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..fleet.swarm import ARCH, CLASS, MEMORY, Node
+from ..fleet.swarm import CLASS, MEMORY, Node, dockers_arch
 from .plan import eligible, holds, replicas_of
 from .state import Observed, Raw, Service, Task
 
@@ -147,14 +147,10 @@ def _too_small(spec: Raw, node: Node) -> str:
     return ""
 
 
-_KERNEL_ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "armv6l": "arm"}
-
-
 def _other_platform(placement: Raw, node: Node) -> str:
     platforms = placement.get("Platforms") or []
-    arch = node.labels.get(ARCH) or _KERNEL_ARCH.get(node.platform_arch, node.platform_arch)
-    if platforms and arch not in {_KERNEL_ARCH.get(p["Architecture"], p["Architecture"]) for p in platforms}:
-        return f"of {arch}, for which the image has nothing"
+    if platforms and node.arch not in {dockers_arch(platform["Architecture"]) for platform in platforms}:
+        return f"of {node.arch}, for which the image has nothing"
     return ""
 
 

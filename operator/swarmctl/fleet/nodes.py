@@ -12,14 +12,13 @@ from .evidence import health
 from .facts import Finding, Probe
 from .label import class_of
 from .machines import Machine
-from .swarm import ARCH, CLASS, CORES, IDENTITY, MEMORY, PROFILE, SOURCE, Node, Swarm
+from .swarm import CLASS, CORES, IDENTITY, MEMORY, PROFILE, SOURCE, Node, Swarm
 from .tell import Cell, Fitting, first_line, fit
 from .where import address_of
 
 Row = dict[str, Any]
 _DAY_SEC = 86400
 # Docker's words for what a kernel calls itself, where nobody looked closer yet.
-_ARCHES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "armv6l": "arm"}
 _OF_THE_ENGINE = {"engine", "docker-access"}
 
 
@@ -48,7 +47,7 @@ def _row(machine: Machine, swarm: Swarm) -> Row:
         "class": class_of(node),
         "class_by": node.labels.get(SOURCE, ""),
         "profile": node.labels.get(PROFILE, ""),
-        "arch": node.labels.get(ARCH, "") or _ARCHES.get(node.platform_arch, node.platform_arch),
+        "arch": node.arch,
         "memory_mb": int(node.labels.get(MEMORY) or node.memory_mb),
         "cores": int(node.labels.get(CORES) or node.cores),
         "address": address_of(node),

@@ -11,6 +11,13 @@ CORES = "fdtc.cores"
 IDENTITY = "fdtc.identity"
 SOURCE = "fdtc.source"
 
+_DOCKERS_WORDS = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "armv6l": "arm"}
+
+
+def dockers_arch(kernel_arch: str) -> str:
+    """Docker's word for an architecture that a kernel names."""
+    return _DOCKERS_WORDS.get(kernel_arch, kernel_arch)
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -53,6 +60,11 @@ class Node:
     memory_mb: int = 0
     cores: float = 0.0
     platform_arch: str = ""
+
+    @property
+    def arch(self) -> str:
+        """Docker's word: of its userland where it was probed, else of its kernel."""
+        return self.labels.get(ARCH) or dockers_arch(self.platform_arch)
 
 
 @dataclass(frozen=True, slots=True)
