@@ -20,8 +20,10 @@ BENCHMARKS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "memory": ("resident memory of worker and coordinator", ((),)),
     "ngram": ("what counting alone can predict of the text", ((),)),
     "convergence": ("three workers beside one process, half an hour or so", ((),)),
+    "fleet": ("bare machines to a labelled swarm in the lab; needs root", ((),)),
+    "stack": ("swarmctl deploy beside docker stack deploy in the lab; needs root", ((),)),
 }
-LONG = ("convergence",)  # only when asked for by name
+LONG = ("convergence", "fleet", "stack")  # only when asked for by name
 
 
 def main(arguments: list[str]) -> int:
