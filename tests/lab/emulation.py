@@ -47,14 +47,13 @@ def _one(arch: str) -> Iterator[None]:
             fcntl.flock(users, fcntl.LOCK_SH)  # held while it is used
             ours = folder / f"{name}.registered"
             if not (_REGISTER / name).exists():
-                _register(name, _program(name, folder))
-                ours.touch()
+                ours.write_text(_register(name, _program(name, folder)))
         try:
             yield
         finally:
             with _alone(folder):
                 if ours.exists() and _last(users):
-                    (_REGISTER / name).write_text("-1")
+                    _forget(name, ours.read_text())
                     ours.unlink()
 
 
@@ -74,14 +73,24 @@ def _last(users: object) -> bool:
     return True
 
 
-def _register(name: str, program: Path) -> None:
-    if not (_REGISTER / "register").exists():
+def _register(name: str, program: Path) -> str:
+    """Returns what was done, for `_forget`."""
+    mounted = not (_REGISTER / "register").exists()
+    if mounted:
         run("mount", "-t", "binfmt_misc", "binfmt_misc", _REGISTER)
-    if (_REGISTER / name).exists():
-        return  # it was only not mounted here
-    parts = (packages.cache() / "emulation" / f"{name}.conf").read_text().strip().split(":")
-    parts[6] = str(program)
-    (_REGISTER / "register").write_text(":".join(parts))
+    there = (_REGISTER / name).exists()  # it was only not to be seen
+    if not there:
+        parts = (packages.cache() / "emulation" / f"{name}.conf").read_text().strip().split(":")
+        parts[6] = str(program)
+        (_REGISTER / "register").write_text(":".join(parts))
+    return f"{'mounted' if mounted else ''} {'' if there else 'registered'}"
+
+
+def _forget(name: str, done: str) -> None:
+    if "registered" in done:
+        (_REGISTER / name).write_text("-1")
+    if "mounted" in done:
+        run("umount", _REGISTER)
 
 
 def _program(name: str, folder: Path) -> Path:

@@ -122,8 +122,8 @@ def docker_environment(node: LabNode, folder: Path) -> dict[str, str]:
 
 def _made(name: str, build: Callable[[Lab], None]) -> Path:
     """A piece of a registry's storage from the cache, made in a lab of its own the first time."""
-    kept = _cache() / name
-    with _locked(name):
+    kept, kind = _cache() / name, name.partition("-")[0]
+    with _locked(kind):
         if not kept.is_dir():
             with Lab({"registry": True, "nodes": ["builder"]}) as builder:
                 with_platforms(builder.nodes["builder"])
@@ -133,7 +133,7 @@ def _made(name: str, build: Callable[[Lab], None]) -> Path:
                 shutil.copytree(builder.folder / "registry", new, copy_function=_share)
             new.rename(kept)
         os.utime(kept)
-        _forget(name.partition("-")[0])
+        _forget(kind)
     return kept
 
 

@@ -20,10 +20,11 @@ from ..fleet.where import Manager, Settings, manager
 from ..stack import Stack, load
 from . import deploy as deploying
 from . import export, history, logs, reconcile, status
-from .converge import Seen, look, until
+from .converge import Seen, last_words, look, until
 from .deploy import DeployWish
 from .observe import observe_stack, stacks
 from .plan import COORDINATOR, StackAction, as_data, eligible, removal
+from .state import Task
 from .training import Coordinator, checkpoint_first
 
 Report = dict[str, Any]
@@ -94,12 +95,24 @@ def _report(name: str, seen: Seen, found: Manager, settings: Settings) -> Report
 
 
 def _build_report(name: str, seen: Seen, coordinator: Coordinator) -> Report:
+    words = {service: last_words(coordinator.engine, task) for service, task in _failing(seen).items()}
     training, why_not = None, ""
     try:
         training = coordinator.status(seen.observed)
     except SwarmctlError as error:
         why_not = str(error)
-    return status.report(name, seen.services, seen, training, why_not)
+    return status.report(name, seen, training, why_not, words)
+
+
+def _failing(seen: Seen) -> dict[str, Task]:
+    """The task that failed last of each service that is not whole."""
+    found = {}
+    for name, state in seen.services.items():
+        service_id = seen.observed.services[name].id
+        failed = [task for task in seen.observed.tasks if task.service_id == service_id and task.state == "failed"]
+        if failed and not state.whole:
+            found[name] = max(failed, key=lambda task: task.since)
+    return found
 
 
 def rollback(stack: str | None, number: int | None, settings: Settings, story: Story, *, timeout: float) -> Report:

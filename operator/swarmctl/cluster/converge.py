@@ -123,12 +123,12 @@ def _give_up_where_hopeless(
 def _reason(engine: Engine, service: str, failed: Sequence[Task], seen: Seen) -> str:
     last = max(failed, key=lambda task: task.since)
     where = next((node.hostname for node in seen.nodes if node.id == last.node_id), "no node")
-    said = "".join(f"\n    {line}" for line in _last_words(engine, last))
+    said = "".join(f"\n    {line}" for line in last_words(engine, last))
     return f"{service} does not start: {last.error or last.message} (on {where}, {len(failed)} tries){said}"
 
 
-def _last_words(engine: Engine, task: Task) -> list[str]:
-    """What the program itself said before it ended; it knows best."""
+def last_words(engine: Engine, task: Task) -> list[str]:
+    """What the program in a task said before it ended; it knows best."""
     if not task.container_id:
         return []
     try:

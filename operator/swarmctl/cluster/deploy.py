@@ -225,7 +225,7 @@ def _undo(
     made = [action.service for action in actions if isinstance(action, CreateService)]
     if not changed:
         raise SwarmctlError(
-            f"{error}; there is nothing to go back to",
+            f"{observed.stack} does not come up, and there is nothing to go back to: {_first_line(error)}",
             f"swarmctl logs {made[0] if made else COORDINATOR} --stack {observed.stack}",
             f"swarmctl rm --stack {observed.stack}",
         ) from error
@@ -241,7 +241,11 @@ def _undo(
     names = [action.service for action in changed]
     wait(engine, observed.stack, names, story, deadline=after, before=failed_tasks(present))
     history.record(engine, observed.stack, f"{what}: failed and rolled back: {error}")
-    raise RolledBackError(f"{error}; rolled back to what was before") from error
+    raise RolledBackError(f"rolled back to what was before: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _old_spec(old: Raw, now: Raw, engine: Engine) -> Raw:

@@ -31,20 +31,21 @@ _TROUBLE = {"failed", "rejected", "orphaned"}
 
 def report(
     stack: str,
-    services: Mapping[str, ServiceState],
     seen: Any,
     training: Mapping[str, Any] | None,
     why_not: str,
+    last_words: Mapping[str, Sequence[str]],
 ) -> Report:
     """Everything that is known of a stack, for programs.
 
     Args:
         stack: Its name.
-        services: How each is doing.
-        seen: The look that they were judged by.
+        seen: The swarm, and how each service is doing.
         training: The coordinator's status; None: it could not be asked.
         why_not: Why.
+        last_words: What the program that failed last said, by service.
     """
+    services: Mapping[str, ServiceState] = seen.services
     nodes: Sequence[Node] = seen.nodes
     names = {node.id: node.hostname for node in nodes}
     return {
@@ -54,7 +55,10 @@ def report(
         "fleet": _fleet(nodes),
         "training": _training(training) if training else None,
         "training_error": why_not,
-        "services": [_service(state, seen, nodes) for state in services.values()],
+        "services": [
+            {**_service(state, seen, nodes), "last_words": list(last_words.get(state.service, ()))}
+            for state in services.values()
+        ],
         "tasks": [_task(state.service, task, names, training) for state in services.values() for task in state.tasks],
     }
 
@@ -145,6 +149,7 @@ def render(facts: Report) -> RenderableType:
     ]
     for service in facts["services"]:
         parts += [Text(f"! {service['service']}: {line}", "yellow") for line in service["why"]]
+        parts += [Text(f"    {line}", "dim") for line in service["last_words"]]
         parts += [Text(f"    {line}", "dim") for line in service["nodes"][:_MOST_LINES]]
         if len(service["nodes"]) > _MOST_LINES:
             parts.append(Text(f"    … and {len(service['nodes']) - _MOST_LINES} more nodes (--json)", "dim"))

@@ -32,6 +32,11 @@ class Coordinator:
         self._engine: Engine | None = None
         self._node = ""
 
+    @property
+    def engine(self) -> Engine:
+        """The manager's, not that of the coordinator's node."""
+        return self._found.engine
+
     def __enter__(self) -> "Coordinator":
         return self
 
