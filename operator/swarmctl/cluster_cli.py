@@ -275,14 +275,23 @@ def reconcile(
     stack_name: StackName = None,
     watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=1, help="Seconds between two looks, with --watch.")] = 15,
+    install: Annotated[bool, typer.Option("--install", help="Have a service of the swarm do it from now on.")] = False,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove that service.")] = False,
+    registry: Registry = None,
     fleet: fleet_cli.FleetFile = None,
     manager: fleet_cli.ManagerHost = "",
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the service.")] = 180,
     dry_run: fleet_cli.DryRun = False,
 ) -> None:
     """Bring back what drifted from what was deployed, and follow what the fleet became."""
     from .cluster import commands
 
+    if install + uninstall + watch > 1:
+        raise UsageError("--watch, --install and --uninstall exclude each other", "swarmctl reconcile --install")
     settings, story = _settings(fleet, manager), Story()
+    if install or uninstall:
+        commands.keep(settings, registry or "", story, install=install, timeout=timeout, dry_run=dry_run)
+        return
     if not watch:
         if not commands.reconcile_once(stack_name, settings, story, dry_run=dry_run):
             story.same("nothing to change")

@@ -19,7 +19,7 @@ from ..fleet.label import named_node
 from ..fleet.where import Manager, Settings, manager
 from ..stack import Stack, load
 from . import deploy as deploying
-from . import export, history, logs, reconcile, status
+from . import export, history, keeper, logs, reconcile, status
 from .converge import Seen, last_words, look, until
 from .deploy import DeployWish
 from .observe import observe_stack, stacks
@@ -242,11 +242,17 @@ def read_logs(
             yield from logs.follow(found.engine, again, began, story.warn)
 
 
-def reconcile_once(stack: str | None, settings: Settings, story: Story, *, dry_run: bool) -> bool:
-    """Bring back what drifted; returns whether anything had."""
+def reconcile_once(
+    stack: str | None, settings: Settings, story: Story, *, dry_run: bool, may_be_idle: bool = False
+) -> bool:
+    """Bring back what drifted; returns whether anything had.
+
+    Raises:
+        UnreachableError: No stack is deployed, and it may not be idle.
+    """
     with manager(settings) as found:
         names = [deploying.chosen(found.engine, stack)] if stack else stacks(found.engine)
-        if not names:
+        if not names and not may_be_idle:
             raise UnreachableError("no stack is deployed in the swarm", "swarmctl deploy --stack rwkv-tiny")
         changed = [reconcile.reconcile(name, found, story, dry_run=dry_run) for name in names]
     return any(changed)
@@ -256,10 +262,19 @@ def reconcile_watch(stack: str | None, settings: Settings, story: Story, interva
     """Do it again and again; what fails once is told and tried again."""
     while True:
         try:
-            reconcile_once(stack, settings, story, dry_run=False)
+            reconcile_once(stack, settings, story, dry_run=False, may_be_idle=True)
         except SwarmctlError as error:
             story.warn(str(error))
         time.sleep(interval)
+
+
+def keep(settings: Settings, registry: str, story: Story, *, install: bool, timeout: float, dry_run: bool) -> None:
+    """Install the service that reconciles, or remove it."""
+    with manager(settings) as found:
+        if install:
+            keeper.install(found, registry, story, timeout=timeout, dry_run=dry_run)
+        else:
+            keeper.uninstall(found, story, dry_run=dry_run)
 
 
 def export_checkpoint(stack: str | None, checkpoint: str, folder: Path, settings: Settings, story: Story) -> Path:
