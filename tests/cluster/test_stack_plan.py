@@ -41,6 +41,22 @@ def test_an_update_carries_the_whole_spec_and_what_only_the_engine_counts() -> N
     assert [d.path for d in action.differences] == ["TaskTemplate.ContainerSpec.Image"]
 
 
+def test_what_somebody_else_added_stays_and_what_was_declared_once_goes() -> None:
+    before = spec("worker-rpi", replicas=2, Hostname="old", User="10001")
+    present = observed({"worker-rpi": before})
+    present.services["worker-rpi"].spec["Labels"]["theirs"] = "1"
+    present.services["worker-rpi"].spec["TaskTemplate"]["ContainerSpec"]["TTY"] = True
+    new = spec("worker-rpi", replicas=2, User="10001")
+    (action,) = plan.plan(wanted({"worker-rpi": new}), present, {"worker-rpi": before})
+    assert isinstance(action, UpdateService)
+    assert [(d.path, d.new) for d in action.differences] == [("TaskTemplate.ContainerSpec.Hostname", None)]
+    assert action.spec["Labels"]["theirs"] == "1"
+    container = action.spec["TaskTemplate"]["ContainerSpec"]
+    assert (container["TTY"], container["User"]) == (True, "10001")
+    assert "Hostname" not in container
+    assert plan.plan(wanted({"worker-rpi": new}), present) == []  # where nothing is known of what was declared
+
+
 def test_another_number_of_replicas_restarts_nothing() -> None:
     (action,) = plan.plan(wanted({"worker-rpi": spec("worker-rpi", replicas=5)}), observed({"worker-rpi": RPI}))
     assert isinstance(action, UpdateService)

@@ -10,6 +10,10 @@ import pytest
 import yaml
 from operator_at_work import Operator
 
+from swarmctl.cluster.apply import PlanOutdatedError, apply
+from swarmctl.cluster.observe import observe_stack
+from swarmctl.cluster.plan import UpdateService
+from swarmctl.fleet.engine import Engine
 from tests.lab import images
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
@@ -277,6 +281,28 @@ def test_reconcile_brings_back_what_somebody_changed_and_leaves_the_rest(lab: La
     did = json.loads(run("history", "--json").stdout)[-1]["what"]
     assert did.startswith("reconcile: ")
     assert "create worker-laptop" in did
+
+
+def test_a_plan_that_is_out_of_date_overwrites_nothing(lab: Lab, run: Callable[..., Any]) -> None:
+    engine = Engine(lab.nodes["server-1"].api, "server-1")
+    present = observe_stack(engine, STACK).services["worker-rpi"]
+    lab.nodes["server-1"].docker("service", "update", "--detach", "--label-add", "theirs=1", "small_worker-rpi")
+    spec = {**present.spec, "Labels": {**present.spec["Labels"], "ours": "1"}}
+    with pytest.raises(PlanOutdatedError, match="somebody else changed worker-rpi"):
+        apply(UpdateService("worker-rpi", present.id, present.version, spec, (), restarts=False), engine)
+    kept = lab.nodes["server-1"].api.inspect_service("small_worker-rpi")["Spec"]["Labels"]
+    assert kept["theirs"] == "1"
+    assert "ours" not in kept
+    assert "nothing to change" in run("reconcile").stderr  # it is not the stack's to say
+
+
+def test_a_32_bit_system_is_refused_with_the_remedy(lab: Lab, run: Callable[..., Any], stack_file: Path) -> None:
+    docker = lab.nodes["server-1"].docker
+    docker("node", "update", "--label-add", "fdtc.arch=arm", "pi-02")
+    said = run("plan", "--stack", stack_file, code=1).stderr
+    assert "pi-02 are arm" in said
+    assert "64-bit" in said
+    docker("node", "update", "--label-add", "fdtc.arch=amd64", "pi-02")
 
 
 def test_drain_moves_the_work_and_activate_lets_it_back(lab: Lab, run: Callable[..., Any]) -> None:

@@ -73,8 +73,11 @@ def prepare(wish: DeployWish, found: Manager, story: Story) -> tuple[Wanted, Obs
             "the swarm lacks what the stack expects: " + ", ".join(f"{kind} {name}" for kind, name in absent),
             "swarmctl init   # makes fdtc-token and its kin",
         )
-    kept = _kept_names(found.engine, wish.stack.name)
-    actions = [a for a in plan(wanted, observed) if not (isinstance(a, DropObject) and a.name in kept)]
+    revisions = _revisions(found.engine, wish.stack.name)
+    # Configs and secrets that a kept revision would need again stay.
+    kept = {name for revision in revisions for name in revision.get("names", ())}
+    declared = revisions[-1]["services"] if revisions else {}
+    actions = [a for a in plan(wanted, observed, declared) if not (isinstance(a, DropObject) and a.name in kept)]
     return wanted, observed, actions
 
 
@@ -119,14 +122,9 @@ def _refuse_without_room(wanted: Wanted, nodes: Sequence[Node]) -> None:
         )
 
 
-def _kept_names(engine: Engine, stack: str) -> set[str]:
-    """Configs and secrets that a kept revision would need again."""
-    return {
-        name
-        for entry in history.entries(engine, stack)
-        if entry.revision
-        for name in history.revision(engine, entry).get("names", ())
-    }
+def _revisions(engine: Engine, stack: str) -> list[dict[str, Any]]:
+    """What each kept revision holds, oldest first."""
+    return [history.revision(engine, entry) for entry in history.entries(engine, stack) if entry.revision]
 
 
 # Telling --------------------------------------------------------------------------------------------------------
@@ -386,7 +384,8 @@ def rollback(
         kept = history.revision(engine, entry)
         observed = observe_stack(engine, stack)
         wanted = Wanted(stack, kept["services"], kept["networks"], {}, {}, (), {}, ())
-        actions = [a for a in plan(wanted, observed) if not isinstance(a, DropObject)]
+        declared = history.revision(engine, revisions[-1])["services"]
+        actions = [a for a in plan(wanted, observed, declared) if not isinstance(a, DropObject)]
         story.title(f"Rolling {stack} back to revision {number}", f"of {entry.when} by {entry.who}")
         if not actions:
             story.same("nothing to change")

@@ -86,54 +86,51 @@ class RemoveService:
 StackAction = CreateNetwork | RemoveNetwork | StoreObject | DropObject | CreateService | UpdateService | RemoveService
 
 
-def plan(wanted: Wanted, observed: Observed) -> list[StackAction]:
-    """What to do, in an order in which each step finds what it needs; the coordinator comes before its workers."""
+def plan(wanted: Wanted, observed: Observed, declared: Mapping[str, Raw] | None = None) -> list[StackAction]:
+    """What to do, in an order in which each step finds what it needs; the coordinator comes before its workers.
+
+    Args:
+        wanted: What there is to be.
+        observed: What there is.
+        declared: Specs of the last revision, by service: what they say and `wanted` does not is to go. What neither
+            says is somebody else's, and stays.
+    """
+    once = declared or {}
     order = sorted(wanted.services, key=lambda name: name != COORDINATOR)
     gone = [name for name in observed.services if name not in wanted.services]
     return [
         *(CreateNetwork(name, body) for name, body in wanted.networks.items() if name not in observed.networks),
         *(StoreObject("config", it) for name, it in wanted.configs.items() if name not in observed.configs),
         *(StoreObject("secret", it) for name, it in wanted.secrets.items() if name not in observed.secrets),
-        *(action for name in order for action in _service(name, wanted.services[name], observed.services.get(name))),
+        *(
+            action
+            for name in order
+            for action in _service(name, wanted.services[name], observed.services.get(name), once.get(name, {}))
+        ),
         *(RemoveService(name, observed.services[name].id) for name in gone),
         *_prune(wanted, observed),
     ]
 
 
-def _service(name: str, wanted: Raw, present: Service | None) -> list[StackAction]:
+def _service(name: str, wanted: Raw, present: Service | None, declared: Raw) -> list[StackAction]:
     if present is None:
         return [CreateService(name, wanted)]
-    found = differences(present.spec, wanted, _declared(present))
+    found = differences(present.spec, wanted, declared)
     if not found:
         return []
     restarts = any(difference.path.startswith("TaskTemplate.") for difference in found)
-    return [UpdateService(name, present.id, present.version, _merge(present.spec, wanted), tuple(found), restarts)]
+    spec = _merged(present.spec, wanted, declared)
+    return [UpdateService(name, present.id, present.version, spec, tuple(found), restarts)]
 
 
-def _merge(present: Raw, wanted: Raw) -> Raw:
-    """The wanted spec, with what only the engine counts: how often an update was forced."""
-    forced = present["TaskTemplate"].get("ForceUpdate", 0)
-    return {**wanted, "TaskTemplate": {**wanted["TaskTemplate"], "ForceUpdate": forced}}
-
-
-def _declared(present: Service) -> Any:
-    """The fields that a service's maker wrote: all that it has, but what the engine fills in where nothing is said."""
-    return {
-        "Labels": present.spec.get("Labels") or {},
-        "TaskTemplate": {
-            "ContainerSpec": {
-                key: value
-                for key, value in present.spec["TaskTemplate"].get("ContainerSpec", {}).items()
-                if key not in _FILLED_IN
-            },
-            "Placement": present.spec["TaskTemplate"].get("Placement") or {},
-            "Resources": present.spec["TaskTemplate"].get("Resources") or {},
-        },
-    }
-
-
-# By the engine, or by docker's own command line, for a service that says nothing of them.
-_FILLED_IN = {"Isolation", "DNSConfig", "StopGracePeriod", "Init", "Privileges"}
+def _merged(present: Any, wanted: Any, declared: Any) -> Any:
+    """The wanted spec with what somebody else put into the present one; an update replaces the whole of it."""
+    if not isinstance(wanted, Mapping) or not isinstance(present, Mapping):
+        return wanted
+    once = declared if isinstance(declared, Mapping) else {}
+    theirs = {key: value for key, value in present.items() if key not in wanted and key not in once}
+    ours = {key: _merged(present.get(key), value, once.get(key)) for key, value in wanted.items()}
+    return {**theirs, **ours}
 
 
 def _prune(wanted: Wanted, observed: Observed) -> Iterable[StackAction]:

@@ -36,7 +36,7 @@ def drift(stack: str, found: Manager) -> tuple[list[StackAction], Observed]:
     observed = observe_stack(engine, stack)
     services = {name: _following(name, spec, observed, found) for name, spec in kept["services"].items()}
     wanted = Wanted(stack, services, kept["networks"], {}, {}, (), {}, ())
-    actions: list[StackAction] = [a for a in plan(wanted, observed) if not isinstance(a, DropObject)]
+    actions: list[StackAction] = [a for a in plan(wanted, observed, kept["services"]) if not isinstance(a, DropObject)]
     return actions, observed
 
 
