@@ -71,11 +71,16 @@ class Manager:
             apply(action, self.engine)
 
     def remove(self, name: str) -> None:
-        self.node.docker("stack", "rm", name)
         label = {"label": f"com.docker.stack.namespace={name}"}
         api = self.node.api
         lists = (api.services, api.networks, api.configs, api.secrets, api.tasks)
-        eventually(lambda: not any(found(filters=label) for found in lists), 60, f"{name} is gone")
+
+        def gone() -> bool:
+            # Docker's command does not wait for the tasks that still use the network; it has to be typed again then.
+            self.node.docker("stack", "rm", name, check=False)
+            return not any(found(filters=label) for found in lists)
+
+        eventually(gone, 60, f"{name} is gone")
 
     def specs(self, name: str) -> dict[str, Raw]:
         """Service specs as the engine has them, networks by name and nothing by number."""
