@@ -25,6 +25,7 @@ def spec(nodes: int) -> dict[str, Any]:
     """A fleet like the mission's: of 9 machines 4 Pis, 2 laptops, 2 desktops, 1 server."""
     total = sum(share for *_, share in KINDS)
     counts = {name: nodes * share // total for name, _, share in KINDS}
+    counts["server"] = max(1, counts["server"])
     counts["pi"] += nodes - sum(counts.values())
     return {
         "nodes": [
