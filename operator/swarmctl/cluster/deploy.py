@@ -26,6 +26,7 @@ from .plan import (
     COORDINATOR,
     CreateService,
     DropObject,
+    RemoveNetwork,
     RemoveService,
     StackAction,
     UpdateService,
@@ -41,6 +42,7 @@ from .state import WISH, Observed, Raw, Wanted
 
 WISH_FILE = f"{WISH}-file"
 AUTO = "auto"
+REMOVALS = (RemoveService, RemoveNetwork, DropObject)
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ def _revisions(engine: Engine, stack: str) -> list[dict[str, Any]]:
 def tell(story: Story, actions: Sequence[StackAction]) -> None:
     """Show a plan field by field."""
     for action in actions:
-        sign = "+" if "Create" in type(action).__name__ or "Store" in type(action).__name__ else "-"
-        story.change("~" if isinstance(action, UpdateService) else sign, describe(action))
+        sign = "~" if isinstance(action, UpdateService) else "-" if isinstance(action, REMOVALS) else "+"
+        story.change(sign, describe(action))
         if isinstance(action, UpdateService):
             for difference in action.differences:
                 story.field(difference.path, shown(difference.old), shown(difference.new))
@@ -179,21 +181,14 @@ def _carry_out(
     before: Mapping[str, Sequence[str]],
 ) -> None:
     """The coordinator first, and running, before any worker is touched; what is left over goes last."""
-    changed = [action.service for action in actions if isinstance(action, CreateService | UpdateService)]
-    last = [action for action in actions if isinstance(action, DropObject) or "Remove" in type(action).__name__]
-    for action in actions:
-        if action in last:
-            continue
-        if changed and isinstance(action, CreateService | UpdateService) and action.service != COORDINATOR:
-            continue
+    services = [action for action in actions if isinstance(action, CreateService | UpdateService)]
+    lead = [action for action in services if action.service == COORDINATOR]
+    last = [action for action in actions if isinstance(action, REMOVALS)]
+    for action in (*(action for action in actions if action not in services and action not in last), *lead):
         apply(action, engine)
-    if COORDINATOR in changed:
+    if lead:
         wait(engine, wanted.stack, [COORDINATOR], story, deadline=deadline, before=before)
-    workers = [name for name in changed if name != COORDINATOR]
-    for action in actions:
-        if isinstance(action, CreateService | UpdateService) and action.service in workers:
-            apply(action, engine)
-    for action in last:
+    for action in (*(action for action in services if action not in lead), *last):
         apply(action, engine)
     # All of it, since workers of the old coordinator may start again.
     rest = [name for name in wanted.services if name != COORDINATOR]

@@ -5,12 +5,12 @@ May import: ``state``, ``diff``; ``fleet.swarm`` for the nodes.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..fleet.swarm import Node
 from .diff import Difference, differences
-from .state import LOCK, NAMESPACE, REVISION, SERVICE, Observed, Raw, Service, Stored, Wanted
+from .state import LOCK, NAMESPACE, REVISION, Observed, Raw, Service, Stored, Wanted
 
 COORDINATOR = "coordinator"
 
@@ -162,11 +162,6 @@ def removal(observed: Observed) -> list[StackAction]:
     ]
 
 
-def is_nothing(actions: Iterable[StackAction]) -> bool:
-    """Whether a plan changes nothing that anybody would notice."""
-    return not list(actions)
-
-
 def missing(wanted: Wanted, observed: Observed) -> list[tuple[str, str]]:
     """Names that the stack expects to be there, and are not, with their kind."""
     there: Mapping[str, Mapping[str, Any]] = {
@@ -213,15 +208,6 @@ def _parse(constraint: str) -> tuple[str, str, str]:
     return key.strip(), operator, value.strip()
 
 
-def with_replicas(wanted: Wanted, wishes: Mapping[str, int]) -> Wanted:
-    """The same with other numbers of replicas."""
-    services = {
-        name: {**spec, "Mode": {"Replicated": {"Replicas": wishes[name]}}} if name in wishes else spec
-        for name, spec in wanted.services.items()
-    }
-    return replace(wanted, services=services)
-
-
 def replicas_of(spec: Raw) -> int | None:
     """How many tasks a service is to have; None: one on every node."""
     replicated = (spec.get("Mode") or {}).get("Replicated")
@@ -263,8 +249,3 @@ def shown(value: Any) -> str:
     if value is None:
         return "nothing"
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def short_name(service: Service) -> str:
-    """The service's name within its stack."""
-    return service.spec.get("Labels", {}).get(SERVICE) or service.name.partition("_")[2]

@@ -12,7 +12,6 @@ from .plan import eligible, holds, replicas_of
 from .state import Observed, Raw, Service, Task
 
 _STARTING = {"new", "pending", "assigned", "accepted", "preparing", "ready", "starting"}
-_ENDED = {"complete", "failed", "rejected", "shutdown", "orphaned", "remove"}
 _MIB = 1 << 20
 
 
@@ -66,7 +65,7 @@ def judge(name: str, service: Service, observed: Observed, nodes: Sequence[Node]
         len(starting),
         len(waiting),
         len(failed),
-        tuple(_why(name, service.spec, wished, len(running), waiting, failed, observed, nodes)),
+        tuple(_why(service.spec, wished, len(running), waiting, failed, observed, nodes)),
         tuple(newest),
     )
 
@@ -80,7 +79,6 @@ def _newest(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _why(
-    name: str,
     spec: Raw,
     wished: int,
     running: int,
@@ -102,7 +100,6 @@ def _why(
         where = next((node.hostname for node in nodes if node.id == last.node_id), last.node_id or "no node")
         code = f", exit code {last.exit_code}" if last.exit_code else ""
         said.append(f"{len(failed)} failed, the last on {where}: {last.error or last.message}{code}")
-    del name
     return said
 
 

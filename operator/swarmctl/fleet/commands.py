@@ -17,7 +17,7 @@ from . import init as making
 from . import join as joining
 from . import label as labelling
 from . import nodes as listing
-from .actions import Action, Change, Discard, Store, UpdateNode, UpdateSwarm, as_data, describe
+from .actions import Action, Change, Discard, RemoveNode, Store, UpdateNode, UpdateSwarm, as_data, describe
 from .apply import apply
 from .engine import engine_on
 from .evidence import health
@@ -64,7 +64,7 @@ def tell_actions(story: Story, actions: Iterable[Action]) -> None:
     """Show what changes, field by field."""
     for action in actions:
         if not isinstance(action, UpdateNode | UpdateSwarm):
-            story.change("-" if isinstance(action, Discard) or "remove" in describe(action) else "+", describe(action))
+            story.change("-" if isinstance(action, Discard | RemoveNode) else "+", describe(action))
             continue
         story.change("~", f"{describe(action)}: {', '.join(_in_words(change) for change in action.changes)}")
         if isinstance(action, UpdateNode):
@@ -212,13 +212,12 @@ def join_hosts(wish: JoinWish, settings: Settings, story: Story) -> Outcome:
         story.title(f"Joining {_count(len(wish.hosts), 'machine')}", f"to the swarm at {target}")
         with story.waiting(f"looks at {_count(len(wish.hosts), 'machine')}") as show:
             left = {host.name for host in wish.hosts}
-
-            def looked(machine: Machine) -> None:
-                left.discard(machine.host.name)
-                show(f"waits for {', '.join(sorted(left)[:4])}{' …' if len(left) > 4 else ''}")
-
             machines = examine(
-                wish.hosts, settings, target, on_done=looked, node_of=lambda _, p: node_of_machine(p, found.swarm)
+                wish.hosts,
+                settings,
+                target,
+                on_done=lambda machine: show(f"waits for {_left(left, machine.host.name)}"),
+                node_of=lambda _, p: node_of_machine(p, found.swarm),
             )
             fit = [v.machine for v in joining.judge(machines, found.swarm, {}, anyway=wish.yes) if v.kind == "join"]
             show("tests what gets through to the managers and back")
@@ -291,10 +290,9 @@ def _join(
         left = {verdict.machine.host.name for verdict in new}
 
         def joined(machine: Machine, result: str | SwarmctlError) -> None:
-            left.discard(machine.host.name)
             if isinstance(result, SwarmctlError):
                 story.failed(_named(machine.host.name, result), *result.next_steps)
-            show(f"joins {', '.join(sorted(left)[:4])}{' …' if len(left) > 4 else ''}")
+            show(f"joins {_left(left, machine.host.name)}")
 
         results = joining.join_all(
             [verdict.machine for verdict in new],
@@ -516,12 +514,7 @@ def _change(actions: list[Action], found: Manager, story: Story, *, dry_run: boo
 def _look_with_progress(found: Manager, settings: Settings, chosen: Sequence[Any], story: Story) -> list[Machine]:
     left = {node.hostname for node in chosen}
     with story.waiting(f"looks at {_count(len(chosen), 'machine')}") as show:
-
-        def looked(machine: Machine) -> None:
-            left.discard(machine.name)
-            show(f"waits for {', '.join(sorted(left)[:4])}{' …' if len(left) > 4 else ''}")
-
-        return look(found, settings, chosen, on_done=looked)
+        return look(found, settings, chosen, on_done=lambda machine: show(f"waits for {_left(left, machine.name)}"))
 
 
 # fleet scan -----------------------------------------------------------------------------------------------------
@@ -576,9 +569,9 @@ def nodes(settings: Settings, story: Story, *, quick: bool) -> list[Row]:
             machines = [Machine(machine_host(node, found, settings), node, None) for node in everything]
             return listing.rows(machines, found.swarm)
         machines = _look_with_progress(found, settings, everything, story)
-        taken = {machine.host.name for machine in machines}
+        # Both names: this machine is reached as itself, whatever the fleet file calls it.
+        taken = {machine.host.name for machine in machines} | {host_of(node, settings).name for node in everything}
         others = [host for host in settings.inventory.hosts if host.name not in taken]
-        others = [host for host in others if all(host_of(node, settings).name != host.name for node in everything)]
         strangers = examine(
             others, settings, None, node_of=lambda _, found_probe: node_of_machine(found_probe, found.swarm)
         )
@@ -600,6 +593,12 @@ def _outcome(rows: list[Row]) -> Outcome:
     elif failed:
         problem = SwarmctlError(f"not done: {names}")
     return Outcome(rows, problem)
+
+
+def _left(names: set[str], done: str) -> str:
+    """Who is still to come once one is done, in few words; takes that one out of `names`."""
+    names.discard(done)
+    return f"{', '.join(sorted(names)[:4])}{' …' if len(names) > 4 else ''}"
 
 
 def _named(name: str, problem: object) -> str:

@@ -4,7 +4,7 @@ Pure; may import: ``plan``, ``machines``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fdtc import HARDWARE_CLASSES
 
@@ -13,7 +13,7 @@ from ..schema import did_you_mean
 from .actions import Action, UpdateNode
 from .machines import Machine
 from .plan import actions_for, inherited, labels_by_probe, twin_of
-from .swarm import CLASS, SOURCE, Node, Swarm
+from .swarm import CLASS, IDENTITY, SOURCE, Node, Swarm
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,9 @@ def _decide(machine: Machine, swarm: Swarm) -> Labelling:
         return Labelling(machine, (), node.labels.get(SOURCE) == "user")
     identity = "" if twin_of(probe.machine_id, swarm, node.id) else probe.machine_id
     known = inherited(node, identity, swarm)
-    as_known = Node(**{**{name: getattr(node, name) for name in node.__slots__}, "labels": known})
-    labels = {**known, **labels_by_probe(as_known, probe, evidence)}
+    labels = {**known, **labels_by_probe(replace(node, labels=known), probe, evidence)}
     if not identity:
-        labels.pop("fdtc.identity", None)
+        labels.pop(IDENTITY, None)
     actions = actions_for(node, labels, identity, swarm, why=evidence.reasons)
     return Labelling(machine, tuple(actions), known.get(SOURCE) == "user")
 
