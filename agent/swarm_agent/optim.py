@@ -296,6 +296,7 @@ class Adam(Optimizer):
     At step t: m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g²;
     w -= rate * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon).
     Plain Adam adds decay * w to g; AdamW first shrinks w by the factor 1 - rate * decay.
+    With b1 = 0, m is the gradient itself and not kept: a third less state, and a quarter fewer passes.
     """
 
     def __init__(
@@ -312,7 +313,7 @@ class Adam(Optimizer):
 
         Args:
             layout: Which part of the vector is which tensor.
-            betas: (b1, b2), each at least 0 and below 1.
+            betas: (b1, b2), each at least 0 and below 1; with b1 = 0 there is no vector of means.
             epsilon: Added to the root; above 0.
             weight_decay: Decay, coupled or decoupled.
             decoupled: Whether this is AdamW.
@@ -328,18 +329,20 @@ class Adam(Optimizer):
         self.betas = (float(betas[0]), float(betas[1]))
         self.epsilon = epsilon
         self.decoupled = decoupled
-        self._mean = np.zeros(layout.size, np.float32)
+        self._mean = np.zeros(layout.size if self.betas[0] else 0, np.float32)
         self._square = np.zeros(layout.size, np.float32)
 
     def _vectors(self) -> dict[str, Vector]:
-        return {"mean": self._mean, "square": self._square}
+        return {"mean": self._mean, "square": self._square} if self.betas[0] else {"square": self._square}
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Take over a saved state; see `Optimizer.load_state`.
+        """Take over a saved state; see `Optimizer.load_state`. A mean that b1 = 0 has no use for is let go.
 
         Raises:
             ValueError: It does not fit, or holds a negative mean of squares. Nothing was changed.
         """
+        if not self.betas[0]:
+            state = {name: vector for name, vector in state.items() if name != "mean"}
         square = state.get("square")
         _require(square is None or not bool((square < 0).any()), "optimizer state 'square' holds a negative value")
         super().load_state(state)
@@ -352,10 +355,15 @@ class Adam(Optimizer):
             weights *= 1 - rates.learning_rate * rates.decay
         elif rates.decay:
             gradient, scale = _scaled_with_decay(weights, gradient, spare, step, rates), 1.0
-        mean, square = self._mean[place], self._square[place]
-        np.multiply(gradient, (1 - beta1) * scale, out=step)
-        mean *= beta1
-        mean += step
+        mean, square = gradient, self._square[place]
+        if beta1:
+            mean = self._mean[place]
+            np.multiply(gradient, (1 - beta1) * scale, out=step)
+            mean *= beta1
+            mean += step
+            mean_scale = 1 / (1 - beta1**self.steps)
+        else:
+            mean_scale = scale
         np.multiply(gradient, math.sqrt(1 - beta2) * scale, out=step)
         np.square(step, out=step)
         square *= beta2
@@ -365,7 +373,7 @@ class Adam(Optimizer):
         np.sqrt(square, out=step)
         step += self.epsilon * correction
         np.divide(mean, step, out=step)
-        step *= rates.learning_rate * correction / (1 - beta1**self.steps)
+        step *= rates.learning_rate * correction * mean_scale
         weights -= step
 
 

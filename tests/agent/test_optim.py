@@ -60,6 +60,16 @@ CASES: dict[str, tuple[str, dict[str, object], TorchMaker]] = {
         {"betas": (0.9, 0.99), "epsilon": 1e-18},
         lambda groups: torch.optim.Adam(groups, lr=RATE, betas=(0.9, 0.99), eps=1e-18),
     ),
+    "adam without means": (
+        "adam",
+        {"betas": (0.0, 0.98), "weight_decay": DECAY},
+        lambda groups: torch.optim.Adam(groups, lr=RATE, betas=(0.0, 0.98)),
+    ),
+    "adamw without means": (
+        "adamw",
+        {"betas": (0.0, 0.98), "weight_decay": DECAY},
+        lambda groups: torch.optim.AdamW(groups, lr=RATE, betas=(0.0, 0.98)),
+    ),
     "adamw": (
         "adamw",
         {"weight_decay": DECAY, "betas": (0.9, 0.95)},
@@ -184,6 +194,19 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(layout: Layout
             optimizer.load_state(state)
     for name, array in optimizer.state().items():
         np.testing.assert_array_equal(array, good[name])
+
+
+def test_without_beta1_there_is_no_mean_to_keep_and_a_saved_one_is_let_go(
+    layout: Layout, rng: np.random.Generator
+) -> None:
+    with_mean = make_optimizer("adam", layout, betas=(0.9, 0.98))
+    with_mean.step(random_vector(rng, layout.size), random_vector(rng, layout.size), RATE)
+    without = make_optimizer("adam", layout, betas=(0.0, 0.98))
+    assert set(without.state()) == {"steps", "square"}
+    without.load_state(with_mean.state())
+    np.testing.assert_array_equal(without.state()["square"], with_mean.state()["square"])
+    with pytest.raises(ValueError, match="should hold"):
+        with_mean.load_state(without.state())
 
 
 def test_a_step_with_wrong_vectors_or_factors_is_refused_and_changes_nothing(

@@ -29,6 +29,7 @@ def pins(images: Sequence[str], engine: Engine, story: Story, *, allow_unpinned:
             if not allow_unpinned:
                 raise SwarmctlError(
                     f"the image {image} can't be found: {error}",
+                    *(["docker login REGISTRY   # with its name; nodes then pull with your login"] if _closed(error) else []),
                     "swarmctl build && REGISTRY=HOST:5000 swarmctl push   # makes it and puts it into a registry",
                     "REGISTRY=HOST:5000 swarmctl deploy --stack …   # if it is in that registry",
                     "--allow-unpinned   # if every node has it already",
@@ -42,6 +43,11 @@ def pins(images: Sequence[str], engine: Engine, story: Story, *, allow_unpinned:
         )
         found[image] = Pin(answer["Descriptor"]["digest"], platforms)
     return found
+
+
+def _closed(error: EngineError) -> bool:
+    """Whether a registry wants a login, by what it said through the engine."""
+    return any(word in str(error).lower() for word in ("unauthorized", "no basic auth", "denied"))
 
 
 def refuse_unsupported(wanted: Wanted, found: Mapping[str, Pin], nodes: Sequence[Node]) -> None:

@@ -178,7 +178,7 @@ class Engine:
 
     def create_network(self, name: str, body: Raw) -> None:
         """Make a network, with the keys of the API."""
-        self._send(f"make the network {name}", "POST", "/networks/create", body={**body, "Name": name})
+        self._send(f"make the network {name}", "POST", "/networks/create", {**body, "Name": name})
 
     def remove_network(self, name: str) -> None:
         """Remove a network that nothing uses."""
@@ -186,17 +186,18 @@ class Engine:
 
     def create_service(self, spec: Raw) -> str:
         """Make a service of a whole raw spec; returns its id."""
-        made: str = self._send(f"create the service {spec['Name']}", "POST", "/services/create", body=spec)["ID"]
-        return made
+        headers = self._login(spec)
+        made: Raw = self._send(f"create the service {spec['Name']}", "POST", "/services/create", spec, headers=headers)
+        return str(made["ID"])
 
     def update_service(self, service_id: str, version: int, spec: Raw) -> None:
-        """Replace a service's spec.
+        """Replace a service's spec; its nodes go on with the login they had where we have none.
 
         Raises:
             OutOfSequenceError: It is not at `version` any more.
         """
         path = f"/services/{service_id}/update?version={version}"
-        self._send(f"update the service {spec['Name']}", "POST", path, body=spec)
+        self._send(f"update the service {spec['Name']}", "POST", path, spec, headers=self._login(spec))
 
     def service(self, name_or_id: str) -> Raw:
         """One service."""
@@ -215,8 +216,28 @@ class Engine:
     def distribution(self, image: str) -> Raw:
         """An image's digest and platforms, as its registry tells the engine."""
         path = f"/distribution/{quote(image, safe='/:@')}/json"
-        found: Raw = self._send(f"find the image {image}", "GET", path)
+        found: Raw = self._send(f"find the image {image}", "GET", path, headers=self._login_to(image))
         return found
+
+    def has_login(self, image: str) -> bool:
+        """Whether this user has logged in (``docker login``) to the image's registry."""
+        return bool(self._login_to(image))
+
+    def _login(self, spec: Raw) -> dict[str, str]:
+        return self._login_to(spec["TaskTemplate"]["ContainerSpec"]["Image"])
+
+    def _login_to(self, image: str) -> dict[str, str]:
+        """The header with which nodes may pull an image: from this user's Docker configuration, or none."""
+        try:
+            registry, _ = docker.auth.resolve_repository_name(image)
+            header: bytes | None = docker.auth.get_config_header(self._client, registry)
+        except (DockerException, OSError, ValueError) as error:
+            raise SwarmctlError(
+                f"your login for the registry of {image} can't be read: {error}",
+                "docker login REGISTRY   # writes it anew",
+                "cat ~/.docker/config.json   # names the program that keeps it: credsStore, credHelpers",
+            ) from error
+        return {"X-Registry-Auth": header.decode()} if header else {}
 
     def run_in(self, container_id: str, argv: Sequence[str]) -> tuple[int, bytes, bytes]:
         """Run a program in a container; returns its exit status and what it printed on either stream."""
@@ -260,8 +281,9 @@ class Engine:
         what: str,
         method: str,
         path: str,
-        *,
         body: Raw | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
         timeout: float = _ANSWER_SEC,
         raw: bool = False,
     ) -> Any:
@@ -269,7 +291,7 @@ class Engine:
 
         def call() -> Any:
             url = f"{self._client.base_url}/v{self._client.api_version}{path}"
-            reply = self._client.request(method, url, json=body, timeout=timeout)
+            reply = self._client.request(method, url, json=body, headers=headers, timeout=timeout)
             if not reply.ok:
                 create_api_error_from_http_exception(requests.HTTPError(response=reply))
             if raw:
