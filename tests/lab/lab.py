@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import bcrypt
 import psutil
 
 from tests.lab import operator, packages
@@ -236,6 +237,7 @@ class Lab:
             "version: 0.1\nlog: {level: warn}\n"
             f"storage: {{filesystem: {{rootdirectory: {self.folder}/registry}}, delete: {{enabled: true}}}}\n"
             f"http: {{addr: '{self.registry}'}}\n"
+            + self._registry_login()
         )
         program = shutil.which("docker-registry") or str(packages.tools() / "usr/bin/docker-registry")
         with (self.folder / "registry.log").open("ab") as log:
@@ -247,6 +249,15 @@ class Lab:
             )  # fmt: skip
         address = (f"{self.network}.1", 5000)
         eventually(lambda: _listens(address), 20, f"the registry listens ({self.folder}/registry.log)")
+
+    def _registry_login(self) -> str:
+        """The registry's settings for a login, where it wants one."""
+        name, _, password = self.spec.registry_login.partition(":")
+        if not name:
+            return ""
+        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode().replace("$2b$", "$2y$", 1)
+        (self.folder / "registry.htpasswd").write_text(f"{name}:{hashed}\n")
+        return f"auth: {{htpasswd: {{realm: lab, path: '{self.folder}/registry.htpasswd'}}}}\n"
 
 
 def attach(name: str) -> Lab:

@@ -2,6 +2,7 @@
 
     engine: "28"                # newest, 28, 26, 20.10; default the newest that runs
     registry: true              # default: none
+    registry_login: pi:secret   # default: anybody may pull and push
     nodes:
       - {name: server-1, hardware: server}
       - {name: "pi-[01-20]", hardware: rpi4-4g, user: pi, sudo: nopasswd}
@@ -69,11 +70,13 @@ class Spec:
         nodes: In the order of their addresses.
         engine: Version, or ``newest``.
         registry: Whether to start an image registry.
+        registry_login: Name and password, with a colon between, that it wants; empty for none.
     """
 
     nodes: tuple[NodeSpec, ...]
     engine: str = "newest"
     registry: bool = False
+    registry_login: str = ""
 
 
 def load(source: Path | Mapping[str, Any]) -> Spec:
@@ -90,7 +93,12 @@ def load(source: Path | Mapping[str, Any]) -> Spec:
     names = [node.name for node in nodes]
     if twice := {name for name in names if names.count(name) > 1}:
         raise LabError(f"twice in the lab: {', '.join(sorted(twice))}")
-    return Spec(nodes, str(text.get("engine", "newest")), bool(text.get("registry", False)))
+    return Spec(
+        nodes,
+        str(text.get("engine", "newest")),
+        bool(text.get("registry", False)),
+        str(text.get("registry_login", "")),
+    )
 
 
 def _read(path: Path) -> object:

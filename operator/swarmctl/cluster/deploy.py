@@ -160,16 +160,35 @@ def deploy(wish: DeployWish, found: Manager, settings: Settings, story: Story, *
         if not actions:
             story.same("nothing to change")
             return look(engine, stack)
-        tell(story, actions)
-        deadline = time.monotonic() + wish.timeout
-        _checkpoint_before(stack, actions, found, settings, story)
-        try:
-            _carry_out(actions, wanted, engine, story, deadline, failed_tasks(observed))
-        except UpdateFailedError as error:
-            _undo(error, observed, actions, engine, story, deadline, what)
+        _change(actions, wanted, observed, found, settings, story, timeout=wish.timeout, what=what)
         number = history.record(engine, stack, what, _revision(wanted))
         story.done(f"revision {number} of {stack}")
     return told_shortage(look(engine, stack), stack, story)
+
+
+def _change(
+    actions: Sequence[StackAction],
+    wanted: Wanted,
+    observed: Observed,
+    found: Manager,
+    settings: Settings,
+    story: Story,
+    *,
+    timeout: float,
+    what: str,
+) -> None:
+    """Tell what changes, change it, and wait until it runs; what does not run is rolled back."""
+    tell(story, actions)
+    deadline = time.monotonic() + timeout
+    specs = [action.spec for action in actions if isinstance(action, CreateService | UpdateService)]
+    for image in sorted({spec["TaskTemplate"]["ContainerSpec"]["Image"].partition("@")[0] for spec in specs}):
+        if found.engine.has_login(image):
+            story.same(f"nodes pull {image} with your login, which the swarm keeps")
+    _checkpoint_before(wanted.stack, actions, found, settings, story)
+    try:
+        _carry_out(actions, wanted, found.engine, story, deadline, failed_tasks(observed))
+    except UpdateFailedError as error:
+        _undo(error, observed, actions, found.engine, story, deadline, what)
 
 
 def _carry_out(
@@ -362,6 +381,7 @@ def rollback(
 
     Raises:
         UsageError: There is no such revision.
+        RolledBackError: It does not run any more; what was there before does again.
     """
     engine = found.engine
     revisions = [entry for entry in history.entries(engine, stack) if entry.revision]
@@ -385,9 +405,7 @@ def rollback(
         if not actions:
             story.same("nothing to change")
             return look(engine, stack)
-        tell(story, actions)
-        _checkpoint_before(stack, actions, found, settings, story)
-        _carry_out(actions, wanted, engine, story, time.monotonic() + timeout, failed_tasks(observed))
+        _change(actions, wanted, observed, found, settings, story, timeout=timeout, what=what)
         made = history.record(engine, stack, what, kept)
         story.done(f"revision {made} of {stack}, the same as {number}")
     return told_shortage(look(engine, stack), stack, story)
