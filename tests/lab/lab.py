@@ -236,8 +236,7 @@ class Lab:
         settings.write_text(
             "version: 0.1\nlog: {level: warn}\n"
             f"storage: {{filesystem: {{rootdirectory: {self.folder}/registry}}, delete: {{enabled: true}}}}\n"
-            f"http: {{addr: '{self.registry}'}}\n"
-            + self._registry_login()
+            f"http: {{addr: '{self.registry}'}}\n" + self._registry_login()
         )
         program = shutil.which("docker-registry") or str(packages.tools() / "usr/bin/docker-registry")
         with (self.folder / "registry.log").open("ab") as log:

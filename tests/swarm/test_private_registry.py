@@ -44,9 +44,7 @@ def docker_config(folder: Path, content: object) -> str:
     return str(folder)
 
 
-def test_without_a_login_or_with_a_broken_one_the_user_is_told_to_log_in(
-    lab: Lab, stack: Path, tmp_path: Path
-) -> None:
+def test_without_a_login_or_with_a_broken_one_the_user_is_told_to_log_in(lab: Lab, stack: Path, tmp_path: Path) -> None:
     operator, registry = Operator(lab), {"REGISTRY": lab.registry}
     refused = operator.run("deploy", "--stack", stack, code=1, **registry)
     assert "docker login" in refused.stderr
@@ -55,7 +53,8 @@ def test_without_a_login_or_with_a_broken_one_the_user_is_told_to_log_in(
     assert "docker login" in operator.run("plan", "--stack", stack, code=1, DOCKER_CONFIG=configured, **registry).stderr
     configured = docker_config(tmp_path / "lost", {"credsStore": "is-not-there"})
     ended = operator.run("plan", "--stack", stack, code=1, DOCKER_CONFIG=configured, **registry)
-    assert "is-not-there" in ended.stderr and "docker login" in ended.stderr
+    assert "is-not-there" in ended.stderr
+    assert "docker login" in ended.stderr
 
 
 def test_nodes_pull_with_the_operators_login_and_the_published_port_answers(

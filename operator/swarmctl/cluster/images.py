@@ -27,9 +27,10 @@ def pins(images: Sequence[str], engine: Engine, story: Story, *, allow_unpinned:
             answer = engine.distribution(image)
         except EngineError as error:
             if not allow_unpinned:
+                login = f"docker login {image.partition('/')[0]}   # nodes then pull with your login"
                 raise SwarmctlError(
                     f"the image {image} can't be found: {error}",
-                    *(["docker login REGISTRY   # with its name; nodes then pull with your login"] if _closed(error) else []),
+                    *([login] if _closed(error) else []),
                     "swarmctl build && REGISTRY=HOST:5000 swarmctl push   # makes it and puts it into a registry",
                     "REGISTRY=HOST:5000 swarmctl deploy --stack …   # if it is in that registry",
                     "--allow-unpinned   # if every node has it already",

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import docker
 import requests
+from docker import auth
 from docker.errors import APIError, DockerException, create_api_error_from_http_exception
 
 from ..errors import SwarmctlError, UnreachableError, WaitTimeoutError
@@ -229,8 +230,8 @@ class Engine:
     def _login_to(self, image: str) -> dict[str, str]:
         """The header with which nodes may pull an image: from this user's Docker configuration, or none."""
         try:
-            registry, _ = docker.auth.resolve_repository_name(image)
-            header: bytes | None = docker.auth.get_config_header(self._client, registry)
+            registry, _ = auth.resolve_repository_name(image)
+            header: bytes | None = auth.get_config_header(self._client, registry)
         except (DockerException, OSError, ValueError) as error:
             raise SwarmctlError(
                 f"your login for the registry of {image} can't be read: {error}",
