@@ -13,8 +13,9 @@ help:  ## this list
 demo: $(VENV)/operator  ## train a small RWKV on Shakespeare with three unequal workers and watch it learn
 	@$(BIN)/swarmctl demo $(DEMO)
 
+# Three at once, since the tests in the lab mostly wait; they are the longest, so they come first.
 test: $(VENV)/dev  ## every test
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/swarm tests/local tests/agent tests
 
 check: $(VENV)/dev  ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ ROUND_BYTES = 300_000_000
 BARE = {"bare loop, 256 KiB": 1 << 18, "bare loop, whole frame": 1 << 30}
 RULES = {
     "adam": {},
+    "adam, beta1 = 0": {"FDTC_TRAINING_BETA1": "0"},  # as all our stacks have it
     "adam, clipped": {"FDTC_TRAINING_CLIP_NORM": "1"},
     "sgd": {"FDTC_TRAINING_OPTIMIZER": "sgd"},
 }

@@ -8,6 +8,7 @@ engine's own list of tasks.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -27,19 +28,33 @@ from .tools import table
 STACK = "bench"
 
 
-def swarmctl(lab: Lab, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    """Run a command as the operator; it must succeed."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "swarmctl", *map(str, arguments)],
-        env={**lab.environment, "REGISTRY": lab.registry},
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if ended.returncode:
-        raise SystemExit(f"{arguments} ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
-    return ended
+def swarmctl(lab: Lab, *arguments: str | Path) -> str:
+    """Run a command as the operator; it must succeed. Returns what it printed."""
+    return finished(started(lab, *arguments))
+
+
+def started(lab: Lab, *arguments: str | Path) -> "subprocess.Popen[str]":
+    """A command that the operator has just typed."""
+    words = [sys.executable, "-m", "swarmctl", *map(str, arguments)]
+    return _popen(words, {**lab.environment, "REGISTRY": lab.registry})
+
+
+def started_on(node: LabNode, *command: str) -> "subprocess.Popen[str]":
+    """A command that root has just typed on a node."""
+    return _popen(node.inside(*command, folder=Path.cwd()), dict(os.environ))
+
+
+def _popen(words: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, env=environment, text=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+
+
+def finished(process: "subprocess.Popen[str]") -> str:
+    """Wait for the end of a command that must succeed; returns what it printed."""
+    out, err = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{process.args} ended with {process.returncode}\n{out}{err}")
+    return out
 
 
 def stack_file(lab: Lab, image: str) -> Path:
@@ -60,15 +75,17 @@ def running(manager: LabNode) -> int:
     return sum(task["Status"]["State"] == "running" for task in tasks)
 
 
-def seconds_until(manager: LabNode, count: int, start: Callable[[], object]) -> float:
-    """From the beginning of a command to `count` running tasks."""
+def seconds_until(manager: LabNode, count: int, start: Callable[[], "subprocess.Popen[str]"]) -> float:
+    """From the beginning of a command to `count` running tasks, whether it has ended by then or not."""
     began = time.perf_counter()
-    start()
+    process = start()
     while running(manager) < count:
         if time.perf_counter() - began > 600:
             raise SystemExit(f"{running(manager)} of {count} run after ten minutes")
         time.sleep(0.1)
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    finished(process)
+    return seconds
 
 
 def remove(manager: LabNode) -> None:
@@ -96,12 +113,12 @@ def main() -> None:
         swarmctl(lab, "label", "--auto")
         path = stack_file(lab, images.tiny(lab))
         rendered = lab.home / "rendered.yml"
-        rendered.write_text(swarmctl(lab, "config", "--stack", path).stdout)
+        rendered.write_text(swarmctl(lab, "config", "--stack", path))
         count = options.nodes + 1  # a worker on every node, and the coordinator
-        ways: dict[str, Callable[[], object]] = {
-            "swarmctl deploy": lambda: swarmctl(lab, "deploy", "--stack", path),
-            "docker stack deploy": lambda: manager.docker(
-                "stack", "deploy", "--detach=true", "-c", rendered, STACK, timeout=600
+        ways: dict[str, Callable[[], subprocess.Popen[str]]] = {
+            "swarmctl deploy": lambda: started(lab, "deploy", "--stack", path),
+            "docker stack deploy": lambda: started_on(
+                manager, "docker", "stack", "deploy", "--detach=true", "-c", str(rendered), STACK
             ),
         }
         seconds_until(manager, count, ways["swarmctl deploy"])  # brings the image to every node
@@ -121,7 +138,7 @@ def main() -> None:
         seconds_until(manager, count, ways["swarmctl deploy"])
         pis = sum(name.startswith("pi") for name in lab.nodes)
         swarmctl(lab, "scale", "worker-rpi", "1")
-        up = seconds_until(manager, count, lambda: swarmctl(lab, "scale", "worker-rpi", str(pis)))
+        up = seconds_until(manager, count, lambda: started(lab, "scale", "worker-rpi", str(pis)))
     medians = {way: statistics.median(times) for way, times in found.items()}
     rows = [[way, f"{medians[way]:.1f}", f"{min(times):.1f} to {max(times):.1f}"] for way, times in found.items()]
     rows.append(["ratio", f"{medians['swarmctl deploy'] / medians['docker stack deploy']:.2f}", ""])

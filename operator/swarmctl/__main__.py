@@ -9,6 +9,8 @@ def main() -> None:
     """Run ``swarmctl``."""
     try:
         from .cli import run
+    except KeyboardInterrupt:  # so soon that nothing was begun
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPERATOR_PACKAGES:
             raise

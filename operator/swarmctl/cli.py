@@ -7,6 +7,7 @@ code.
 import json
 import math
 import os
+import signal
 import sys
 import time
 from importlib import metadata
@@ -35,6 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 WATCH_INTERVAL_SEC = 1.0
+MOST_WORKERS = 10_000  # of one class
 
 Local = Annotated[bool, typer.Option("--local", help="On this machine, as processes, with no Docker.")]
 StackName = Annotated[
@@ -76,6 +78,8 @@ def _print_version(wished: bool) -> None:
 def run() -> int:
     """Run the command line; returns the exit code."""
     _prepare_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a terminal that is closed, too, leaves nothing locked
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         code = _run()
         sys.stdout.flush()  # what is left would else fail as Python ends, with a code of its own
@@ -143,7 +147,6 @@ def deploy(
     registry: cluster_cli.Registry = None,
     allow_unpinned: cluster_cli.AllowUnpinned = False,
     reset_scale: cluster_cli.ResetScale = False,
-    break_lock: cluster_cli.BreakLock = False,
     fleet: fleet_cli.FleetFile = None,
     manager: fleet_cli.ManagerHost = "",
     timeout: Annotated[
@@ -154,7 +157,12 @@ def deploy(
 ) -> None:
     """Bring a stack up, or change it, and wait until it trains."""
     if not local:
-        typed = cluster_cli.Typed(stack_name, registry, allow_unpinned, reset_scale, break_lock, timeout or 900)
+        if port or http_port:
+            raise UsageError(
+                "--port and --http-port are for --local; in a swarm the stack file says what the coordinator publishes",
+                "# services: {coordinator: {ports: [{target: 7180, published: 7180, mode: host}]}}",
+            )
+        typed = cluster_cli.Typed(stack_name, registry, allow_unpinned, reset_scale, timeout or 900)
         cluster_cli.deploy(typed, fleet, manager, dry_run=dry_run, as_json=as_json)
         return
     wanted = stack.load(stack_name)
@@ -233,19 +241,25 @@ def logs_command(
     local: Local = False,
     stack_name: StackName = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines are written.")] = False,
-    tail: Annotated[int, typer.Option(min=0, help="How many of the last lines of each process.")] = 100,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="How many of the last lines of each process. [100; all with --since]")
+    ] = None,
     since: cluster_cli.Since = None,
     grep: cluster_cli.Grep = None,
     fleet: fleet_cli.FleetFile = None,
     manager: fleet_cli.ManagerHost = "",
 ) -> None:
-    """Show logs: for people on a terminal, as JSON lines elsewhere."""
+    """Show logs: for people on a terminal; elsewhere as they were written, behind the process's name and a bar."""
     if not local:
         cluster_cli.logs(stack_name, service, fleet, manager, follow=follow, tail=tail, since=since, grep=grep)
         return
     folder = choose.deployed(stack_name)
     chosen = [logs.Log(name, folder.log(name)) for name in _processes_of(_observed(folder), service)]
-    _print_lines(logs.in_order((log.process, line) for log in chosen for line in log.last_lines(tail)), chosen)
+    tail = cluster_cli.LINES if tail is None else tail
+    _print_lines(
+        logs.in_order((log.process, line) for log in chosen for line in log.last_lines(tail)),
+        chosen,
+    )
     if follow:
         try:
             for line in logs.follow(chosen):
@@ -268,7 +282,7 @@ def rm(
 ) -> None:
     """Stop a stack and remove it, all but its checkpoints."""
     if not local:
-        cluster_cli.rm(stack_name, fleet, manager, timeout, yes=yes, volumes=volumes, dry_run=dry_run)
+        cluster_cli.rm(stack_name, fleet, manager, timeout, yes=yes, volumes=volumes, dry_run=dry_run, as_json=as_json)
         return
     folder = choose.known(stack_name) if volumes else choose.deployed(stack_name)
     deployment = folder.read_deployment()
@@ -464,7 +478,9 @@ def _words(words: list[str]) -> list[tuple[str, str]]:
 
 
 def _count_of(service: str, word: str) -> int:
-    if not word.isdecimal() or len(word) > 9:
+    if word.isdecimal() and int(word) > MOST_WORKERS:
+        raise UsageError(f"{word} workers are more than a coordinator knows how to use; at most {MOST_WORKERS}")
+    if not word.isdecimal():
         raise UsageError(f"{word!r} is not a number of workers", f"swarmctl scale {service} 3")
     return int(word)
 

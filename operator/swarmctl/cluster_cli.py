@@ -32,11 +32,11 @@ Registry = Annotated[
 ]
 AllowUnpinned = Annotated[bool, typer.Option("--allow-unpinned", help="Deploy an image that no registry knows.")]
 ResetScale = Annotated[bool, typer.Option("--reset-scale", help="Forget what `scale` wished; go by the stack file.")]
-BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take away a lock that somebody has left.")]
 Since = Annotated[str | None, typer.Option("--since", help="Such as 10m, 2h, or 2026-11-29T12:00:00.")]
 Grep = Annotated[str | None, typer.Option("--grep", help="Only lines that this regular expression is found in.")]
 StackName = Annotated[str | None, typer.Option("--stack", help="Its name. Default: the only one that is deployed.")]
 WATCH_INTERVAL_SEC = 2.0
+LINES = 100  # of each process's log, unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,12 @@ class Typed:
     registry: str | None
     allow_unpinned: bool
     reset_scale: bool
-    break_lock: bool
     timeout: float
 
 
 def register(app: typer.Typer) -> None:
     """Put the commands that only a swarm has beside the others."""
-    for command in (plan, rollback, reconcile, drain, activate, export):
+    for command in (plan, rollback, unlock, reconcile, drain, activate, export):
         app.command()(command)
     app.command(name="history")(history_command)
     build_cli.register(app)
@@ -143,7 +142,7 @@ def logs(
     manager: str,
     *,
     follow: bool,
-    tail: int,
+    tail: int | None,
     since: str | None,
     grep: str | None,
 ) -> None:
@@ -152,8 +151,10 @@ def logs(
 
     pattern = _pattern(grep)
     begin = _seconds_ago(since) if since else 0.0
+    if tail is None and not since:
+        tail = LINES
     lines = commands.read_logs(
-        stack, service, _settings(fleet, manager), Story(), since=begin, tail=None if since else tail, follow=follow
+        stack, service, _settings(fleet, manager), Story(), since=begin, tail=tail, follow=follow
     )
     names: list[str] = []
     try:
@@ -172,7 +173,15 @@ def logs(
 
 
 def rm(
-    stack: str | None, fleet: Path | None, manager: str, timeout: float, *, yes: bool, volumes: bool, dry_run: bool
+    stack: str | None,
+    fleet: Path | None,
+    manager: str,
+    timeout: float,
+    *,
+    yes: bool,
+    volumes: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """See ``cli.rm``."""
     from .cluster import commands
@@ -194,17 +203,19 @@ def rm(
             raise typer.Exit(Exit.FAILED)
 
     with interruptible("the swarm goes on removing what it was told to", "swarmctl rm"):
-        commands.remove(stack, _settings(fleet, manager), Story(), timeout=timeout, dry_run=dry_run, ask=ask)
+        rows = commands.remove(stack, _settings(fleet, manager), Story(), timeout=timeout, dry_run=dry_run, ask=ask)
+    if as_json:
+        print_json(rows)
 
 
 def control(what: Control, stack: str | None, fleet: Path | None, manager: str, *, dry_run: bool) -> None:
     """See ``cli.pause``, ``cli.resume``, ``cli.checkpoint``."""
     from .cluster import commands
 
+    name, answer = commands.control(stack, what, _settings(fleet, manager), dry_run=dry_run)
     if dry_run:
-        print(f"{what} {stack or 'the stack that is deployed'}")
+        print(f"{what} {name}")
         return
-    name, answer = commands.control(stack, what, _settings(fleet, manager))
     words = {"pause": "paused", "resume": "training goes on", "checkpoint": "checkpoint written"}[what]
     at = f"at version {answer['version']}" if "version" in answer else ""
     Story().done(f"{name}: {words} {at}".rstrip(), str(answer.get("path", "")))
@@ -225,7 +236,7 @@ def plan(
     """Show what `deploy` would change, field by field; exit code 10 if anything."""
     from .cluster import commands
 
-    typed = Typed(stack_name, registry, allow_unpinned, reset_scale, False, 0)
+    typed = Typed(stack_name, registry, allow_unpinned, reset_scale, 0)
     actions = commands.plan(_wish(typed), _settings(fleet, manager), Story())
     if as_json:
         print_json(commands.planned(actions))
@@ -248,6 +259,18 @@ def rollback(
         report = commands.rollback(stack_name, revision, _settings(fleet, manager), Story(), timeout=timeout)
     if as_json:
         print_json(report)
+
+
+def unlock(
+    stack_name: StackName = None,
+    fleet: fleet_cli.FleetFile = None,
+    manager: fleet_cli.ManagerHost = "",
+    dry_run: fleet_cli.DryRun = False,
+) -> None:
+    """Take away the lock of somebody who is not at work on a stack any more."""
+    from .cluster import commands
+
+    commands.unlock(stack_name, _settings(fleet, manager), Story(), dry_run=dry_run)
 
 
 def history_command(
@@ -365,7 +388,6 @@ def _wish(typed: Typed) -> "DeployWish":
         allow_unpinned=typed.allow_unpinned,
         reset_scale=typed.reset_scale,
         timeout=typed.timeout,
-        break_lock=typed.break_lock,
     )
 
 
@@ -384,7 +406,7 @@ def _seconds_ago(text: str) -> float:
     from datetime import datetime
 
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-        return time.time() - float(match[1]) * _UNITS[match[2]]
+        return max(0.0, time.time() - float(match[1]) * _UNITS[match[2]])
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:

@@ -15,6 +15,7 @@ import yaml
 
 from .variables import Substituted, substitute
 
+MOST_NODES = 50_000
 Places = Mapping[str, tuple[int, int]]
 # What YAML 1.1 takes for a text and everybody else, Compose too, for a number.
 _EXPONENTIAL = re.compile(r"[-+]?(?:\.\d+|\d+\.?\d*)[eE][-+]?\d+", re.ASCII)
@@ -79,6 +80,8 @@ def read_whole(text: str, kind: Kind, variables: Mapping[str, str] | None = None
         node = loader.get_single_node()
         if node is None:
             return Reading(None, [Problem(1, 1, "", "the file is empty")])
+        if _size(node, {}) > MOST_NODES:
+            return Reading(None, [Problem(1, 1, "", f"its anchors make more than {MOST_NODES} keys and values of it")])
         _merge(loader, node, set())
         if variables is not None:
             node = substitute(node, "", variables, lambda at, path, why: _refuse(at, path, why, problems))
@@ -432,9 +435,21 @@ def _checked(
 ) -> str | None:
     """The text, if there is nothing wrong about it."""
     before = len(problems)
-    if check is not None:
+    if "\0" in text:  # no program's argument and no variable can hold it
+        _refuse(node, path, "there is a character of code 0 in it", problems)
+    elif check is not None:
         _parsed(node, text, check, path, problems)
     return text if len(problems) == before else None
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many nodes there are below one, what anchors repeat counted each time: a short file can mean billions."""
+    if id(node) not in known:
+        known[id(node)] = 1  # an anchor that contains itself is refused elsewhere
+        parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
+        children = [child for part in parts for child in (part if isinstance(part, tuple) else (part,))]
+        known[id(node)] = 1 + sum(_size(child, known) for child in children)
+    return known[id(node)]
 
 
 def _merge(loader: yaml.SafeLoader, node: yaml.Node, seen: set[int]) -> None:

@@ -7,6 +7,7 @@ Docker would ignore silently is a problem here. May import: ``schema``, ``stack_
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -164,6 +165,13 @@ def find(name_or_path: str) -> Path:
         f"there is no built-in stack {name_or_path!r}{nearest}\nA file of your own is named by its path: ./my.yml",
         *_known_stacks(),
     )
+
+
+def to_type(name: str, path: Path | None = None) -> str:
+    """What to type after ``--stack`` to deploy a stack: a file of the user's own is named by its path."""
+    if name in (built_in := built_in_stacks()) and path in {None, built_in[name]}:
+        return name
+    return shlex.quote(str(path)) if path else "PATH-OF-ITS-FILE"
 
 
 def built_in_stacks() -> dict[str, Path]:

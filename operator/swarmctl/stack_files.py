@@ -11,6 +11,7 @@ from .schema import Places, Problem
 from .units import size_text
 
 # Of one config or secret, which managers keep and send to every node that needs it: the limit of Docker 20.10.
+DATA_SUFFIXES = (".txt", ".jsonl", ".bin")
 MOST_CONFIG_BYTES = 500 * 1024 - 1
 
 
@@ -48,9 +49,22 @@ def resolve(
     ours = content.get("x-fdtc") or {}
     if looks_like_path(ours.get("data")):
         ours["data"] = absolute(ours["data"], folder)
+        if wrong := _wrong_with_data(Path(ours["data"])):
+            refuse("x-fdtc.data", wrong)
         if (data := _small(Path(ours["data"]))) is not None:
             files[ours["data"]] = data
     return files
+
+
+def _wrong_with_data(path: Path) -> str:
+    """What the agent would say of a file; nothing of one that is not here, which may be so in the containers."""
+    if not path.exists():
+        return ""
+    if not path.is_file():
+        return f"{path} is not a file"
+    if path.suffix not in DATA_SUFFIXES:
+        return f"the name of {path} must end in {' or '.join(DATA_SUFFIXES)}, which says how it is read"
+    return "" if path.stat().st_size else f"{path} is empty"
 
 
 def looks_like_path(data: object) -> bool:

@@ -25,12 +25,17 @@ from .schema import (
     Short,
     Table,
     Text,
+    did_you_mean,
 )
+from .stack_files import looks_like_path
 from .units import nano_cpus, nanoseconds, size_bytes
 
 if TYPE_CHECKING:
     from fdtc import ProfileSpec
 
+# The agent's own, which the operator can't ask.
+MODELS = ("rwkv-tiny", "rwkv-small", "rwkv-100m", "rwkv-0.1b", "rwkv-0.4b", "rwkv-1b", "rwkv-1.5b")
+TEXTS = ("shakespeare",)
 MOST_LOCAL_REPLICAS = 64
 MOST_REPLICAS = 10_000
 SECTIONS = ("networks", "volumes", "configs", "secrets")
@@ -303,6 +308,18 @@ def profiles() -> "Mapping[str, ProfileSpec]":
     return {profile.name: spec for profile, spec in PROFILES.items()}
 
 
+def _model(name: str) -> None:
+    if ":" not in name and name not in MODELS:
+        raise ValueError(
+            f"there is no built-in model {name!r}{did_you_mean(name, MODELS)}; your own is package.module:factory"
+        )
+
+
+def _data(name: str) -> None:
+    if not looks_like_path(name) and name not in TEXTS:
+        raise ValueError(f"there is no built-in text {name!r}{did_you_mean(name, TEXTS)}; a file is named ./by-its.txt")
+
+
 @cache
 def stack_schema() -> Keys:
     """What a stack file may hold."""
@@ -318,8 +335,8 @@ def stack_schema() -> Keys:
     )
     ours = Keys(
         {
-            "model": Text(),
-            "data": Text(),
+            "model": Text(check=_model),
+            "data": Text(check=_data),
             "tokenizer": Text(("bytes", "world")),
             "image": Text(),
             "training": _TRAINING,

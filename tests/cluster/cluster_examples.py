@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from swarmctl.cluster.state import NAMESPACE, Observed, Raw, Service, Task, Wanted
+from swarmctl.cluster.state import NAMESPACE, SERVICE, Observed, Raw, Service, Task, Wanted
 from swarmctl.fleet.swarm import CLASS, Node
 
 STACK = "tiny"
@@ -13,7 +13,7 @@ STACK = "tiny"
 def spec(name: str, *, replicas: int = 1, image: str = "agent:1", hardware_class: str = "rpi", **container: Any) -> Raw:
     return {
         "Name": f"{STACK}_{name}",
-        "Labels": {NAMESPACE: STACK},
+        "Labels": {NAMESPACE: STACK, SERVICE: name},
         "TaskTemplate": {
             "ContainerSpec": {"Image": image, "Env": ["A=1", "B=2"], **container},
             "Placement": {"Constraints": [f"node.labels.{CLASS}=={hardware_class}"], "MaxReplicas": 1},
@@ -55,7 +55,7 @@ def observed(services: Mapping[str, Raw], tasks: tuple[Task, ...] = (), **keys: 
 def task(service: str, slot: int = 1, node: str = "n1", state: str = "running", **keys: Any) -> Task:
     base: dict[str, Any] = {
         "wanted": "running", "message": "", "error": "", "since": f"2026-01-01T00:00:{slot:02}Z", "container_id": "c",
-        "exit_code": None, "spec_version": 7, "image": "agent:1",
+        "exit_code": None, "current": True, "image": "agent:1",
     }  # fmt: skip
     return Task(f"{service}-{slot}-{state}", f"id-{service}", slot, node, state, **{**base, **keys})
 

@@ -76,6 +76,11 @@ def test_services_that_the_file_has_no_more_go() -> None:
     assert actions == [RemoveService("worker-rpi", "id-worker-rpi")]
 
 
+def test_a_service_that_somebody_else_made_stays_though_it_counts_to_the_stack() -> None:
+    theirs = {**spec("dashboard"), "Labels": {NAMESPACE: STACK}}
+    assert plan.plan(wanted({"coordinator": LEAD}), observed({"coordinator": LEAD, "dashboard": theirs})) == []
+
+
 def test_configs_of_the_stack_that_nothing_uses_go_and_all_others_stay() -> None:
     configs = {
         "tiny_data-old": {NAMESPACE: STACK, "": "1"},

@@ -18,7 +18,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -268,7 +268,9 @@ def attach(name: str) -> Lab:
     state = _read(name)
     if not state:
         raise LabError(f"there is no lab called {name} (there: {', '.join(sorted(names())) or 'none'})")
-    spec = Spec(tuple(NodeSpec(**node) for node in state["spec"].pop("nodes")), **state["spec"])
+    # Another checkout's lab may know more of itself than this one's.
+    known = {field.name: state["spec"][field.name] for field in fields(Spec) if field.name in state["spec"]}
+    spec = Spec(**{**known, "nodes": tuple(NodeSpec(**node) for node in known["nodes"])})
     lab = Lab(spec, name=name, folder=Path(state["folder"]), keep=state["owner"] is None)
     lab._number, lab._last_address = state["number"], state["last_address"]
     key = lab.home / ".ssh" / "id_ed25519.pub"

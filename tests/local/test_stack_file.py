@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmctl import stack
+from swarm_agent import data, rwkv7
+from swarmctl import stack, stack_files, stack_schema
 from swarmctl.cluster.render import as_data, render
 from swarmctl.errors import StackError, UsageError
 from swarmctl.settings import coordinator_sections, toml, worker_sections
@@ -53,6 +54,10 @@ def test_all_mistakes_are_told_at_once_with_line_column_key_and_the_nearest_vali
     ("change", "expected"),
     [
         (("model: rwkv-tiny", "#"), "x-fdtc.model: this key is missing"),
+        (("model: rwkv-tiny", "model: rwkv-tin"), "no built-in model 'rwkv-tin'; did you mean 'rwkv-tiny'?"),
+        (("model: rwkv-tiny", 'model: "rwkv\\0tiny"'), "x-fdtc.model: there is a character of code 0 in it"),
+        (("data: shakespeare", "data: shakespear"), "no built-in text 'shakespear'; did you mean 'shakespeare'?"),
+        (("data: shakespeare", "data: ./"), "is not a file"),
         (("batch_size: 1", "batch_size: 0"), "batch_size: must be at least 1, not 0"),
         (("batch_size: 1", "batch_size: one"), "batch_size: a whole number is needed, not 'one'"),
         (("learning_rate: 1e-3", "learning_rate: 0"), "learning_rate: must be above 0, not '0'"),
@@ -69,6 +74,19 @@ def test_all_mistakes_are_told_at_once_with_line_column_key_and_the_nearest_vali
 def test_one_mistake(tmp_path: Path, change: tuple[str, str], expected: str) -> None:
     said = refused(tmp_path, SMALL.read_text().replace(*change))
     assert any(expected in line for line in said), said
+
+
+def test_the_names_of_models_and_texts_are_the_agents_own() -> None:
+    assert tuple(rwkv7.PRESETS) == stack_schema.MODELS
+    assert data.BUILT_IN == stack_schema.TEXTS
+    assert set(stack_files.DATA_SUFFIXES) == {".txt", ".jsonl", ".bin"}
+
+
+def test_a_short_file_that_means_billions_of_keys_is_refused_at_once(tmp_path: Path) -> None:
+    lines = ["x-a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]"]
+    lines += [f"x-a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    (said,) = refused(tmp_path, "\n".join([*lines, SMALL.read_text()]))
+    assert "its anchors make more than" in said
 
 
 def test_an_empty_file_and_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:

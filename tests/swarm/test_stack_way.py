@@ -1,6 +1,8 @@
 """A stack's life on a small swarm, in this order: plan, deploy, train, scale, control, change, roll back, remove."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,8 +102,9 @@ def await_status(
 
 
 def test_before_a_deploy_every_command_says_what_to_type(run: Callable[..., Any]) -> None:
-    for command in (["status"], ["scale", "worker-rpi", "1"], ["logs", "coordinator"], ["rm", "--yes"], ["pause"]):
+    for command in (["status"], ["scale", "worker-rpi", "1"], ["logs", "coordinator"], ["history"], ["pause"]):
         assert "swarmctl deploy --stack" in run(*command, code=5).stderr
+    assert "nothing to remove" in run("rm", "--yes").stderr
 
 
 def test_plan_shows_what_would_be_made_and_makes_nothing(lab: Lab, run: Callable[..., Any], stack_file: Path) -> None:
@@ -118,6 +121,75 @@ def test_an_image_that_no_registry_has_is_refused_before_anything_is_made(
     assert "can't be found" in ended.stderr
     assert "swarmctl build" in ended.stderr
     assert lab.nodes["server-1"].api.services() == []
+
+
+def test_no_worker_is_made_for_a_coordinator_that_does_not_start_however_often_one_deploys(
+    lab: Lab, run: Callable[..., Any], stack_file: Path
+) -> None:
+    content = yaml.safe_load(stack_file.read_text())
+    content["name"] = "broken"
+    content["services"]["coordinator"]["command"] = ["python3", "-c", "raise SystemExit('no luck today')"]
+    content["services"]["coordinator"]["deploy"]["restart_policy"] = {"condition": "any", "delay": "1s"}
+    path = stack_file.with_name("broken.yml")
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    for _ in range(2):
+        said = run("deploy", "--stack", path, code=1).stderr
+        assert "coordinator does not start" in said
+        assert "no luck today" in said
+        assert [found["Spec"]["Name"] for found in lab.nodes["server-1"].api.services()] == ["broken_coordinator"]
+    run("rm", "--yes")
+    assert "nothing to remove" in run("rm", "--yes").stderr
+
+
+@pytest.fixture
+def sleeping(lab: Lab, stack_file: Path) -> Path:
+    """The same stack with programs that only sleep."""
+    content = yaml.safe_load(stack_file.read_text())
+    content["name"] = "sleeping"
+    tiny = images.tiny(lab)
+    for keys in content["services"].values():
+        keys.update(image=tiny, command=["sleep", "1000000"], stop_grace_period="1s")
+    path = stack_file.with_name("sleeping.yml")
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+def test_a_corrected_file_can_be_deployed_over_one_that_fails(run: Callable[..., Any], sleeping: Path) -> None:
+    content = yaml.safe_load(sleeping.read_text())
+    worker = content["services"]["worker-rpi"]
+    worker["command"] = ["nonsense"]
+    worker["deploy"]["restart_policy"] = {"condition": "any", "delay": "0s"}  # it goes on failing all the time
+    sleeping.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert "worker-rpi does not start" in run("deploy", "--stack", sleeping, code=1).stderr
+    worker["command"] = ["sleep", "1000000"]
+    content["services"]["coordinator"]["environment"] = {"CHANGED": "1"}  # so that there is something to wait for
+    sleeping.write_text(yaml.safe_dump(content, sort_keys=False))
+    assert "worker-rpi: 2 of 2 running" in run("deploy", "--stack", sleeping).stderr
+    assert service(status(run, code=5), "worker-rpi")["failures"] == 0
+    run("rm", "--yes")
+
+
+def test_a_deploy_that_was_interrupted_is_made_whole_by_the_next_one(
+    lab: Lab, run: Callable[..., Any], sleeping: Path
+) -> None:
+    path = sleeping
+    # Just before it would end: all services are there, and nothing is recorded yet.
+    program = "import signal,sys; from swarmctl.cluster import deploy, history; "
+    program += "history.record = lambda *_: signal.raise_signal(signal.SIGINT); "
+    program += "from swarmctl.cli import run; sys.exit(run())"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "deploy", "--stack", str(path)],
+        env={**lab.environment, "REGISTRY": lab.registry}, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 130, ended.stderr
+    assert json.loads(run("history", "--json").stdout) == []
+    said = run("deploy", "--stack", path).stderr
+    assert "nothing to change" in said
+    assert "revision 1 of sleeping" in said
+    assert "revision" not in run("deploy", "--stack", path).stderr
+    assert "nothing to change" in run("reconcile").stderr
+    assert [row["revision"] for row in json.loads(run("history", "--stack", path, "--json").stdout)] == [1]
+    run("rm", "--stack", path, "--yes")
 
 
 def test_deploy_brings_up_a_coordinator_and_a_worker_on_every_machine_of_a_class(
@@ -204,6 +276,16 @@ def test_a_checkpoint_is_exported_and_writes_text(lab: Lab, run: Callable[..., A
     assert run("generate", "--checkpoint", checkpoint, "--tokens", "20").stdout
     assert "is there already" in run("export", "newest", folder, code=2).stderr
     assert "no checkpoint 'ckpt-999'" in run("export", "ckpt-999", folder, code=2).stderr
+    small = lab.home / "small-disk"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small], check=True)
+    try:
+        said = run("export", "newest", small, code=1).stderr
+        assert "No space left on device" in said
+        assert "nothing of it was kept" in said
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
 
 
 def test_logs_merge_the_tasks_with_their_names(run: Callable[..., Any]) -> None:
@@ -229,7 +311,7 @@ def test_a_changed_setting_is_shown_field_by_field_and_applied(
     said = run("plan", "--stack", stack_file, code=10).stderr
     assert "TaskTemplate.ContainerSpec.Env.FDTC_TRAINING_LEARNING_RATE: 0.002 → 0.001" in said
     ended = run("deploy", "--stack", stack_file)
-    assert "before the coordinator restarts" in ended.stderr
+    assert "before the coordinator stops" in ended.stderr
     facts = await_status(run, lambda f: f["training"] and f["training"]["version"] > 20)
     assert facts["training"]["learning_rate"] <= 1e-3
     assert lab.nodes["server-1"].api.inspect_service("small_worker-rpi")["Version"] == worker["Version"]
@@ -265,8 +347,18 @@ def test_two_at_once_do_not_get_into_each_others_way(lab: Lab, run: Callable[...
     )
     ended = run("deploy", "--stack", stack_file, code=1)
     assert "anna@laptop" in ended.stderr
-    assert "--break-lock" in ended.stderr
-    run("deploy", "--stack", stack_file, "--break-lock")
+    assert "swarmctl unlock --stack small" in ended.stderr
+    assert "anna@laptop" in run("unlock").stderr
+    assert "is not locked" in run("unlock").stderr
+    run("deploy", "--stack", stack_file)
+    # One that a process of this machine has left is taken over; here, one that died while it had it.
+    program = "import os; from swarmctl.cluster import deploy; deploy.prepare = lambda *_: os._exit(9); "
+    subprocess.run(
+        [sys.executable, "-c", f"{program} from swarmctl.cli import run; run()", "deploy", "--stack", stack_file],
+        env={**lab.environment, "REGISTRY": lab.registry}, capture_output=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "small.lock" in {config["Spec"]["Name"] for config in api.configs()}
+    run("deploy", "--stack", stack_file)
     assert "small.lock" not in {config["Spec"]["Name"] for config in api.configs()}
 
 
@@ -315,6 +407,25 @@ def test_drain_moves_the_work_and_activate_lets_it_back(lab: Lab, run: Callable[
     assert "drained already" in run("drain", "laptop-1").stderr
     run("activate", "laptop-1")
     await_status(run, lambda facts: service(facts, "worker-laptop")["running"] == 1)
+
+
+def test_drain_takes_the_coordinator_and_its_checkpoint_to_another_server(lab: Lab, run: Callable[..., Any]) -> None:
+    def coordinators_node(facts: dict[str, Any]) -> str:
+        return next(row["node"] for row in facts["tasks"] if row["task"].startswith("coordinator"))
+
+    before = status(run)
+    source = coordinators_node(before)
+    target = {"server-1": "server-2", "server-2": "server-1"}[source]
+    said = run("drain", source).stderr
+    assert f"coordinator of small: {source} → {target}" in said
+    assert f"copied to {target}" in said
+    after = await_status(run, lambda facts: facts["state"] == "training")
+    assert coordinators_node(after) == target
+    assert after["training"]["version"] >= before["training"]["version"]
+    # And it stays there: neither a deploy nor a reconcile takes it back to where its old checkpoints are.
+    run("activate", source)
+    assert "nothing to change" in run("reconcile").stderr
+    assert coordinators_node(status(run)) == target
 
 
 def test_a_stack_with_many_mistakes_tells_them_all_with_line_and_column(

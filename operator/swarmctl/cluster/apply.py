@@ -5,17 +5,19 @@ from typing import Any, assert_never
 
 from ..errors import SwarmctlError, WaitTimeoutError
 from ..fleet.engine import Engine, EngineError
+from ..stack import to_type
 from .plan import (
     CreateNetwork,
     CreateService,
     DropObject,
+    KeepCheckpoints,
     RemoveNetwork,
     RemoveService,
     StackAction,
     StoreObject,
     UpdateService,
 )
-from .state import Raw
+from .state import HERE, NAMESPACE, Raw
 
 _IN_USE_SEC = 60.0
 _POLL_SEC = 0.3
@@ -39,6 +41,8 @@ def apply(action: StackAction, engine: Engine) -> None:
         case StoreObject():
             store = engine.create_secret if action.kind == "secret" else engine.create_config
             store(action.stored.name, action.stored.data, action.stored.labels)
+        case KeepCheckpoints():
+            set_node_label(engine, action.node_id, action.label, HERE)
         case CreateService():
             engine.create_service(with_ids(action.spec, engine))
         case UpdateService():
@@ -52,6 +56,16 @@ def apply(action: StackAction, engine: Engine) -> None:
             _when_unused(lambda: drop(action.name), action.name)
         case _:
             assert_never(action)
+
+
+def set_node_label(engine: Engine, node_id: str, label: str, value: str | None) -> None:
+    """Give a node a label, or take it away with None; the update must name all others again."""
+
+    def change(spec: Raw) -> Raw:
+        labels = {**(spec.get("Labels") or {}), label: value}
+        return {**spec, "Labels": {key: text for key, text in labels.items() if text is not None}}
+
+    engine.update_node(node_id, change)
 
 
 def _update(action: UpdateService, engine: Engine) -> None:
@@ -89,8 +103,13 @@ def with_ids(spec: Raw, engine: Engine) -> Raw:
         ids = {raw["Spec"]["Name"]: raw["ID"] for raw in listed()}
         absent = [entry[name_key] for entry in container[key] if entry[name_key] not in ids]
         if absent:
+            stack = spec["Labels"].get(NAMESPACE, "")
+            brought = any(name.startswith(f"{stack}_") for name in absent)
             raise SwarmctlError(
-                f"the swarm has no {key.lower()[:-1]} {', '.join(absent)}", "swarmctl init   # makes them"
+                f"the swarm has no {key.lower()[:-1]} {', '.join(absent)}",
+                f"swarmctl deploy --stack {to_type(stack)}   # brings them along again"
+                if brought
+                else "swarmctl init   # makes them",
             )
         container[key] = [{**entry, id_key: ids[entry[name_key]]} for entry in container[key]]
     return {**spec, "TaskTemplate": {**spec["TaskTemplate"], "ContainerSpec": container}}

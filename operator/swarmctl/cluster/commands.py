@@ -16,14 +16,18 @@ from ..errors import SwarmctlError, UnreachableError, UsageError
 from ..fleet.actions import Change, UpdateNode
 from ..fleet.apply import apply as apply_to_fleet
 from ..fleet.label import named_node
+from ..fleet.swarm import Node
 from ..fleet.where import Manager, Settings, manager
-from ..stack import Stack, load
+from ..schema import did_you_mean
+from ..stack import Stack, load, to_type
 from . import deploy as deploying
 from . import export, history, keeper, logs, reconcile, status
-from .converge import Seen, last_words, look, until
+from . import move as moving
+from .converge import Seen, last_words, look
 from .deploy import DeployWish
 from .observe import observe_stack, stacks
-from .plan import COORDINATOR, StackAction, as_data, eligible, removal
+from .place import home, is_bound
+from .plan import COORDINATOR, StackAction, as_data, removal
 from .state import Task
 from .training import Coordinator, checkpoint_first
 
@@ -48,7 +52,8 @@ def plan(wish: DeployWish, settings: Settings, story: Story) -> list[StackAction
 def deploy(wish: DeployWish, settings: Settings, story: Story) -> Report:
     """Bring a stack up, or change it."""
     with manager(settings) as found:
-        seen = deploying.deploy(wish, found, settings, story, what=f"swarmctl deploy --stack {wish.stack.name}")
+        what = f"swarmctl deploy --stack {to_type(wish.stack.name, wish.stack.path)}"
+        seen = deploying.deploy(wish, found, settings, story, what=what)
         return _report(wish.stack.name, seen, found, settings)
 
 
@@ -124,33 +129,60 @@ def rollback(stack: str | None, number: int | None, settings: Settings, story: S
         return _report(name, seen, found, settings)
 
 
-def remove(stack: str | None, settings: Settings, story: Story, *, timeout: float, dry_run: bool, ask: Any) -> None:
-    """Remove a stack."""
+def remove(
+    stack: str | None, settings: Settings, story: Story, *, timeout: float, dry_run: bool, ask: Any
+) -> list[Report]:
+    """Remove a stack; returns what that takes away."""
     with manager(settings) as found:
-        name = deploying.chosen(found.engine, stack)
+        # One whose removal was cut short has no services any more, but a past.
+        there = sorted({*stacks(found.engine), *history.stacks(found.engine)})
+        if not there:
+            story.same("nothing to remove: no stack is deployed in the swarm")
+            return []
+        name = deploying.chosen(found.engine, stack, there)
+        observed = observe_stack(found.engine, name)
+        actions = removal(observed)
         if dry_run:
-            deploying.tell(story, removal(observe_stack(found.engine, name)))
-            return
+            deploying.tell(story, actions)
+            return planned(actions)
         ask(name)
-        checkpoint_first(name, found, settings, story)
+        if COORDINATOR in observed.services:
+            checkpoint_first(name, found, settings, story)
         deploying.remove(name, found, story, timeout=timeout, what="swarmctl rm")
+        return planned(actions)
+
+
+def unlock(stack: str | None, settings: Settings, story: Story, *, dry_run: bool) -> None:
+    """Take away a stack's lock, whoever has it; also one that is left of a stack that is not there."""
+    with manager(settings) as found:
+        locked = history.locks(found.engine)
+        name = stack if stack in locked else next(iter(locked)) if len(locked) == 1 and stack is None else None
+        if name is None:
+            name = deploying.chosen(found.engine, stack)
+        if name not in locked:
+            story.same(f"{name} is not locked")
+            return
+        story.change("-", f"the lock of {name}: {locked[name]}")
+        if not dry_run:
+            history.unlock(found.engine, name)
 
 
 def past(stack: str | None, settings: Settings) -> list[Report]:
     """Who changed what and when."""
     with manager(settings) as found:
-        name = stack or deploying.chosen(found.engine, None)
-        found_entries = history.entries(found.engine, name)
+        found_entries = history.entries(found.engine, deploying.chosen(found.engine, stack))
     return [
         {"number": e.number, "when": e.when, "who": e.who, "what": e.what, "revision": e.revision or None}
         for e in found_entries
     ]
 
 
-def control(stack: str | None, what: Control, settings: Settings) -> tuple[str, Mapping[str, Any]]:
-    """Have the coordinator do something; returns the stack and the answer."""
+def control(stack: str | None, what: Control, settings: Settings, *, dry_run: bool) -> tuple[str, Mapping[str, Any]]:
+    """Have the coordinator do something; returns the stack and the answer, empty with `dry_run`."""
     with manager(settings) as found:
         name = deploying.chosen(found.engine, stack)
+        if dry_run:
+            return name, {}
         with Coordinator(name, found, settings) as coordinator:
             return name, coordinator.control(what)
 
@@ -158,57 +190,57 @@ def control(stack: str | None, what: Control, settings: Settings) -> tuple[str, 
 def set_availability(
     node_name: str, availability: str, settings: Settings, story: Story, *, timeout: float, dry_run: bool, yes: bool
 ) -> None:
-    """Drain a node, or give it work again.
+    """Drain a node, or give it work again; a coordinator goes to another node, its checkpoint with it.
 
     Raises:
-        UsageError: The last coordinator's place would be lost.
+        UsageError: A training would stop, or lose its checkpoints.
         WaitTimeoutError: Its tasks have not moved in time.
     """
+    deadline = time.monotonic() + timeout
     with manager(settings) as found:
         node = named_node(node_name, found.swarm)
-        if node.availability == availability:
+        moves = _moves_from(node, found) if availability == "drain" else {}
+        if node.availability == availability and not moves:
             story.same(f"{node.hostname} is {'drained' if availability == 'drain' else 'active'} already")
             return
-        leads = [name for name in stacks(found.engine) if _leads(name, node.id, found)]
-        change = Change("availability", node.availability, availability)
-        action = UpdateNode(node.id, node.hostname, {}, (change,), availability=availability)
-        story.change("~", f"{node.hostname}: {node.availability} → {availability}")
+        if not yes:
+            for name, target in moves.items():
+                moving.refuse_unwished(name, node, target, found)
+        for name, target in moves.items():
+            if target:
+                story.change("~", f"coordinator of {name}: {node.hostname} → {target.hostname}")
+        if node.availability != availability:
+            story.change("~", f"{node.hostname}: {node.availability} → {availability}")
         if dry_run:
             return
-        if availability == "drain" and leads and not yes and not _another_place(leads[0], node.id, found):
-            raise UsageError(
-                f"the coordinator of {leads[0]} is on {node.hostname}, and no other node can take it: "
-                "training would stop",
-                f"swarmctl drain {node.hostname} --yes   # stop it all the same; a checkpoint is written first",
-            )
-        for name in leads if availability == "drain" else []:
-            checkpoint_first(name, found, settings, story)
-        apply_to_fleet([action], found.engine)
-        if availability == "drain":
-            _wait_until_empty(node.id, node.hostname, found, story, timeout)
+        for name, target in moves.items():
+            if target and is_bound(observe_stack(found.engine, name).services[COORDINATOR].spec, name):
+                moving.move(name, node, target, found, settings, story, deadline=deadline)
+            else:
+                checkpoint_first(name, found, settings, story)
+        change = Change("availability", node.availability, availability)
+        apply_to_fleet([UpdateNode(node.id, node.hostname, {}, (change,), availability=availability)], found.engine)
+        if availability == "drain" and node.state == "ready":
+            moving.wait_until_empty(node, found.engine, story, deadline)
         story.done(f"{node.hostname} is {'drained' if availability == 'drain' else 'active'}")
 
 
-def _leads(stack: str, node_id: str, found: Manager) -> bool:
+def _moves_from(node: Node, found: Manager) -> dict[str, Node | None]:
+    """Stacks whose coordinator is on a node, and where each can go."""
+    return {name: moving.target_for(name, node, found) for name in stacks(found.engine) if _leads(name, node, found)}
+
+
+def _leads(stack: str, node: Node, found: Manager) -> bool:
     observed = observe_stack(found.engine, stack)
     lead = observed.services.get(COORDINATOR)
+    if lead is None:
+        return False
+    there = home(stack, found.swarm.nodes)
+    if there is not None and is_bound(lead.spec, stack):
+        return there.id == node.id
     return any(
-        lead and task.service_id == lead.id and task.node_id == node_id and task.state == "running"
-        for task in observed.tasks
+        task.service_id == lead.id and task.node_id == node.id and task.state == "running" for task in observed.tasks
     )
-
-
-def _another_place(stack: str, node_id: str, found: Manager) -> bool:
-    lead = observe_stack(found.engine, stack).services[COORDINATOR]
-    return any(node.id != node_id for node in eligible(lead.spec, found.swarm.nodes))
-
-
-def _wait_until_empty(node_id: str, name: str, found: Manager, story: Story, timeout: float) -> None:
-    def empty() -> bool:
-        return not any(task["Status"]["State"] == "running" for task in found.engine.tasks({"node": node_id}))
-
-    with story.waiting(f"waits for the tasks on {name} to end or move"):
-        until(empty, deadline=time.monotonic() + timeout, what=f"{name} still runs tasks")
 
 
 def read_logs(
@@ -228,8 +260,12 @@ def read_logs(
         seen = look(found.engine, name)
         chosen, skipped = logs.sources(seen.observed, seen.nodes, service)
         if not chosen and not skipped:
+            if service in seen.services:
+                raise UsageError(
+                    f"{service} has written no log yet", f"swarmctl status --stack {name}   # tells whether it runs"
+                )
             known = [*seen.services, "all"]
-            raise UsageError(f"there is no log of {service!r} in {name}; known are {', '.join(known)}")
+            raise UsageError(f"there is no log of {service!r} in {name}{did_you_mean(service, known)}")
         for why in skipped:
             story.warn(f"left out: {why}")
         yield from logs.read(found.engine, chosen, since=since, tail=tail, on_skip=story.warn)
@@ -254,7 +290,7 @@ def reconcile_once(
         names = [deploying.chosen(found.engine, stack)] if stack else stacks(found.engine)
         if not names and not may_be_idle:
             raise UnreachableError("no stack is deployed in the swarm", "swarmctl deploy --stack rwkv-tiny")
-        changed = [reconcile.reconcile(name, found, story, dry_run=dry_run) for name in names]
+        changed = [reconcile.reconcile(name, found, settings, story, dry_run=dry_run) for name in names]
     return any(changed)
 
 
@@ -286,9 +322,9 @@ def export_checkpoint(stack: str | None, checkpoint: str, folder: Path, settings
 
 
 def wish(
-    stack_name: str, *, registry: str | None, allow_unpinned: bool, reset_scale: bool, timeout: float, break_lock: bool
+    stack_name: str, *, registry: str | None, allow_unpinned: bool, reset_scale: bool, timeout: float
 ) -> DeployWish:
     """What was typed after `deploy` or `plan`."""
     stack: Stack = load(stack_name)
     chosen = registry or os.environ.get("REGISTRY") or None
-    return DeployWish(stack, chosen, allow_unpinned, reset_scale, timeout, break_lock)
+    return DeployWish(stack, chosen, allow_unpinned, reset_scale, timeout)

@@ -173,7 +173,7 @@ def _is_mounted(stack: Stack, data: str) -> bool:
         for service in stack.classes
         for key in ("volumes", "configs")
         for mount in stack.content["services"][service].get(key) or ()
-        if mount.get("target")
+        if mount.get("target") and mount.get("type") != "tmpfs"
     ]
     return any(data == target or data.startswith(f"{target}/") for target in mounts)
 

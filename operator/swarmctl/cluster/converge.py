@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from ..console import Story
 from ..errors import SwarmctlError, WaitTimeoutError
 from ..fleet.engine import Engine
-from ..fleet.observe import observe
+from ..fleet.observe import observe_nodes
 from ..fleet.swarm import Node
-from .logs import frames
-from .observe import observe_stack
+from .logs import written
+from .observe import observe_again, observe_stack
 from .state import Observed, Task
 from .tasks import ServiceState, states
 
@@ -38,7 +38,11 @@ class Seen:
 
 def look(engine: Engine, stack: str) -> Seen:
     """See how a stack is."""
-    observed, nodes = observe_stack(engine, stack), observe(engine).nodes
+    return _seen(observe_stack(engine, stack), engine)
+
+
+def _seen(observed: Observed, engine: Engine) -> Seen:
+    nodes = observe_nodes(engine)
     return Seen(observed, nodes, states(observed, nodes))
 
 
@@ -49,7 +53,8 @@ def wait(
     story: Story,
     *,
     deadline: float,
-    before: Mapping[str, Collection[str]] | None = None,
+    before: Collection[str],
+    told: Collection[str] = (),
 ) -> Seen:
     """Wait until services have all tasks that the nodes can take.
 
@@ -59,7 +64,8 @@ def wait(
         services: Which; those that are not there count as done.
         story: Where to show how far it is.
         deadline: By `time.monotonic`.
-        before: Ids of tasks that had failed before, by service: they don't count.
+        before: Ids of tasks that had failed before: they don't count.
+        told: Services that were told of already.
 
     Returns:
         The last look. Tasks that no node can take are still waiting then.
@@ -68,16 +74,16 @@ def wait(
         UpdateFailedError: A service's tasks fail again and again.
         WaitTimeoutError: Not all of it runs at the deadline.
     """
-    told: set[str] = set()
+    done = set(told)
     with story.waiting(f"waits for {', '.join(services)}") as show:
+        seen = look(engine, stack)
         while True:
-            seen = look(engine, stack)
             here = [state for name, state in seen.services.items() if name in services]
             show(_progress(here))
             for state in here:
-                _give_up_where_hopeless(engine, state, seen, before or {})
-                if is_settled(state, seen) and state.service not in told:
-                    told.add(state.service)
+                _give_up_where_hopeless(engine, state, seen, before)
+                if is_settled(state, seen) and state.service not in done:
+                    done.add(state.service)
                     story.done(f"{state.service}: {state.running} of {state.wished} running")
             if all(is_settled(state, seen) for state in here):
                 return seen
@@ -89,6 +95,7 @@ def wait(
                     f"swarmctl logs {next(s.service for s in here if not is_settled(s, seen))} --stack {stack}",
                 )
             time.sleep(_POLL_SEC)
+            seen = _seen(observe_again(engine, seen.observed), engine)
 
 
 def is_settled(state: ServiceState, seen: Seen) -> bool:
@@ -96,24 +103,28 @@ def is_settled(state: ServiceState, seen: Seen) -> bool:
     update = seen.observed.services[state.service].update.get("State", "")
     if update in {"updating", "rollback_started"} or state.starting:
         return False
+    if any(not task.current and task.wanted == "running" for task in _running(state, seen.nodes)):
+        return False  # the swarm has not come round to replacing it yet
     stuck = [task for task in state.tasks if task.wanted == "running" and not task.node_id and _NO_NODE in task.error]
-    return state.running + len(stuck) >= state.wished and _extra(state) == 0
+    to_end = [task for task in _running(state, seen.nodes) if task.wanted != "running"]
+    return state.running + len(stuck) >= state.wished and not to_end
 
 
-def _extra(state: ServiceState) -> int:
-    """Tasks that are still to end."""
-    return sum(task.state == "running" and task.wanted != "running" for task in state.tasks)
+def _running(state: ServiceState, nodes: Sequence[Node]) -> list[Task]:
+    """Tasks that run; of those on a node that is down nothing will be heard."""
+    ready = {node.id for node in nodes if node.state == "ready"}
+    return [task for task in state.tasks if task.state == "running" and task.node_id in ready]
 
 
-def _give_up_where_hopeless(
-    engine: Engine, state: ServiceState, seen: Seen, before: Mapping[str, Collection[str]]
-) -> None:
-    old = set(before.get(state.service, ()))
+def _give_up_where_hopeless(engine: Engine, state: ServiceState, seen: Seen, before: Collection[str]) -> None:
     service = seen.observed.services[state.service]
     failed = [
         task
         for task in seen.observed.tasks
-        if task.service_id == service.id and task.state in {"failed", "rejected"} and task.id not in old
+        if task.service_id == service.id
+        and task.state in {"failed", "rejected"}
+        and task.id not in before
+        and task.current  # those of an earlier spec may go on failing until they are replaced
     ]
     stopped = service.update.get("State") in {"paused", "rollback_paused", "rollback_completed"} and failed
     if stopped or (len(failed) >= FAILURES_TO_GIVE_UP and state.running < state.wished):
@@ -135,18 +146,12 @@ def last_words(engine: Engine, task: Task) -> list[str]:
         raw = engine.task_logs(task.id, tail=LAST_WORDS)
     except SwarmctlError:
         return []  # its node is gone, too; the engine's own word must do
-    text = b"".join(frames(raw)).decode(errors="replace")
-    return [line.partition(" ")[2] for line in text.splitlines()][-LAST_WORDS:]
+    return [line.partition(" ")[2] for line in written(raw).splitlines()][-LAST_WORDS:]
 
 
-def failed_tasks(observed: Observed) -> dict[str, list[str]]:
-    """Ids of all tasks that have failed so far, by service."""
-    return {
-        name: [
-            task.id for task in observed.tasks if task.service_id == service.id and task.state in {"failed", "rejected"}
-        ]
-        for name, service in observed.services.items()
-    }
+def failed_tasks(observed: Observed) -> frozenset[str]:
+    """Ids of all tasks that have failed so far."""
+    return frozenset(task.id for task in observed.tasks if task.state in {"failed", "rejected"})
 
 
 def _progress(states_: Sequence[ServiceState]) -> str:

@@ -3,25 +3,28 @@
 May import: all of ``cluster``; ``fleet`` for the engine and the nodes; ``stack``.
 """
 
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..console import Story
 from ..errors import PartlyDoneError, RolledBackError, SwarmctlError, UnreachableError, UsageError, WaitTimeoutError
 from ..fleet.engine import Engine
+from ..fleet.observe import observe_nodes
 from ..fleet.swarm import CLASS, Node
 from ..fleet.where import Manager, Settings
 from ..schema import did_you_mean
-from ..stack import Stack
+from ..stack import Stack, find, is_path, load, to_type
 from . import history, training
 from .apply import apply, with_ids
 from .compose import wanted as compose
-from .converge import Seen, UpdateFailedError, failed_tasks, look, wait
+from .converge import Seen, UpdateFailedError, failed_tasks, is_settled, look, wait
 from .diff import differences
 from .images import pins, refuse_unsupported
 from .observe import observe_stack, stacks
+from .place import bound, home, keeping
 from .plan import (
     COORDINATOR,
     CreateService,
@@ -39,6 +42,7 @@ from .plan import (
     shown,
 )
 from .state import WISH, Observed, Raw, Wanted
+from .tasks import ServiceState, unfit
 
 WISH_FILE = f"{WISH}-file"
 AUTO = "auto"
@@ -54,7 +58,6 @@ class DeployWish:
     allow_unpinned: bool
     reset_scale: bool
     timeout: float
-    break_lock: bool = False
 
 
 def prepare(wish: DeployWish, found: Manager, story: Story) -> tuple[Wanted, Observed, list[StackAction]]:
@@ -64,12 +67,13 @@ def prepare(wish: DeployWish, found: Manager, story: Story) -> tuple[Wanted, Obs
         SwarmctlError: An image, a secret or the coordinator's node is not there.
     """
     observed = observe_stack(found.engine, wish.stack.name)
-    nodes = found.swarm.nodes
+    nodes: Sequence[Node] = found.swarm.nodes
     first = _compose(wish, {}, nodes, observed)
     pinned = pins(list(first.images.values()), found.engine, story, allow_unpinned=wish.allow_unpinned)
     wanted = _compose(wish, pinned, nodes, observed)
+    placing, nodes = keeping(wanted, observed, nodes)
     refuse_unsupported(wanted, pinned, nodes)
-    _refuse_without_room(wanted, nodes)
+    _refuse_without_room(wanted, observed, nodes)
     if absent := missing(wanted, observed):
         raise SwarmctlError(
             "the swarm lacks what the stack expects: " + ", ".join(f"{kind} {name}" for kind, name in absent),
@@ -80,14 +84,16 @@ def prepare(wish: DeployWish, found: Manager, story: Story) -> tuple[Wanted, Obs
     kept = {name for revision in revisions for name in revision.get("names", ())}
     declared = revisions[-1]["services"] if revisions else {}
     actions = [a for a in plan(wanted, observed, declared) if not (isinstance(a, DropObject) and a.name in kept)]
-    return wanted, observed, actions
+    return wanted, observed, [*placing, *actions]
 
 
 def _compose(wish: DeployWish, pinned: Mapping[str, Any], nodes: Sequence[Node], observed: Observed) -> Wanted:
     """What the file wants, with as many replicas as were wished by the file, by `scale`, or by the nodes there are."""
     base = compose(wish.stack, replicas={}, registry=wish.registry, pins=pinned)
-    services = dict(base.services)
-    for name, number in wish.stack.wishes.items():
+    services = bound(base.services, base.stack)
+    others = {name: replicas_of(spec) for name, spec in services.items() if name != COORDINATOR}
+    numbers = {name: number for name, number in others.items() if number is not None}
+    for name, number in {**numbers, **wish.stack.wishes}.items():
         kept = None if wish.reset_scale else kept_wish(observed, name, number)
         count = kept if kept is not None else number
         if count is None:
@@ -112,16 +118,24 @@ def _word(number: int | None) -> str:
     return AUTO if number is None else str(number)
 
 
-def _refuse_without_room(wanted: Wanted, nodes: Sequence[Node]) -> None:
-    if COORDINATOR in wanted.services and not eligible(wanted.services[COORDINATOR], nodes):
-        rules = (wanted.services[COORDINATOR]["TaskTemplate"].get("Placement") or {}).get("Constraints") or []
-        classes = sorted({node.labels.get(CLASS, "no class") for node in nodes})
+def _refuse_without_room(wanted: Wanted, observed: Observed, nodes: Sequence[Node]) -> None:
+    if COORDINATOR not in wanted.services or eligible(wanted.services[COORDINATOR], nodes):
+        return
+    if node := home(wanted.stack, nodes):
+        again = {"down": f"# switch {node.hostname} on", "drained": f"swarmctl activate {node.hostname}"}
+        reason = unfit(wanted.services[COORDINATOR], node, observed)
         raise SwarmctlError(
-            f"no node can run the coordinator, which wants {' and '.join(rules)}; "
-            f"there are nodes of {', '.join(classes)}",
-            "swarmctl label --auto           # if they are not labelled yet",
-            "swarmctl label NODE server      # makes one of them the server",
+            f"the coordinator of {wanted.stack} belongs on {node.hostname}, which has its checkpoints and is {reason}",
+            *([again[reason]] if reason in again else []),
+            f"swarmctl drain {node.hostname}   # takes coordinator and checkpoints to another node",
         )
+    rules = (wanted.services[COORDINATOR]["TaskTemplate"].get("Placement") or {}).get("Constraints") or []
+    classes = sorted({node.labels.get(CLASS, "no class") for node in nodes})
+    raise SwarmctlError(
+        f"no node can run the coordinator, which wants {' and '.join(rules)}; there are nodes of {', '.join(classes)}",
+        "swarmctl label --auto           # if they are not labelled yet",
+        "swarmctl label NODE server      # makes one of them the server",
+    )
 
 
 def _revisions(engine: Engine, stack: str) -> list[dict[str, Any]]:
@@ -155,15 +169,47 @@ def deploy(wish: DeployWish, found: Manager, settings: Settings, story: Story, *
     """
     stack, engine = wish.stack.name, found.engine
     story.title(f"Deploying {stack}", f"to the swarm of {found.engine.host}")
-    with history.lock(engine, stack, what, steal=wish.break_lock):
+    with history.lock(engine, stack, what):
         wanted, observed, actions = prepare(wish, found, story)
-        if not actions:
+        if actions:
+            kept = _revision(wanted)
+            number = _change(actions, wanted, observed, found, settings, story, kept, timeout=wish.timeout, what=what)
+            story.done(f"revision {number} of {stack}")
+        else:
             story.same("nothing to change")
-            return look(engine, stack)
-        _change(actions, wanted, observed, found, settings, story, timeout=wish.timeout, what=what)
-        number = history.record(engine, stack, what, _revision(wanted))
-        story.done(f"revision {number} of {stack}")
-    return told_shortage(look(engine, stack), stack, story)
+            _wait_for_all(wanted, engine, story, time.monotonic() + wish.timeout)
+            if not _is_last_revision(wanted, engine):  # a deploy that was stopped before it could be recorded
+                story.done(f"revision {history.record(engine, stack, what, _revision(wanted))} of {stack}")
+    seen = look(engine, stack)
+    if actions:
+        return told_shortage(seen, stack, story)
+    _tell_shortage(seen, story)  # and it is as it was: no failure of this command
+    return seen
+
+
+def _is_last_revision(wanted: Wanted, engine: Engine) -> bool:
+    """Whether the last revision is what is wanted, whatever `scale` wished since."""
+    revisions = _revisions(engine, wanted.stack)
+    return bool(revisions) and _without_numbers(revisions[-1]["services"]) == _without_numbers(wanted.services)
+
+
+def _without_numbers(services: Mapping[str, Raw]) -> Any:
+    return json.loads(
+        json.dumps(
+            {
+                name: {**spec, "Mode": {}, "Labels": {k: v for k, v in (spec.get("Labels") or {}).items() if k != WISH}}
+                for name, spec in services.items()
+            }
+        )
+    )
+
+
+def _wait_for_all(wanted: Wanted, engine: Engine, story: Story, deadline: float) -> None:
+    """Where nothing is to change, something may still be starting, or may have failed since."""
+    seen = look(engine, wanted.stack)
+    if not all(is_settled(state, seen) for state in seen.services.values()):
+        before = failed_tasks(seen.observed)
+        wait(engine, wanted.stack, list(wanted.services), story, deadline=deadline, before=before)
 
 
 def _change(
@@ -173,31 +219,47 @@ def _change(
     found: Manager,
     settings: Settings,
     story: Story,
+    revision: Raw,
     *,
     timeout: float,
     what: str,
-) -> None:
-    """Tell what changes, change it, and wait until it runs; what does not run is rolled back."""
+) -> int:
+    """Tell what changes, change it, and wait until it runs; what does not run is rolled back.
+
+    Returns:
+        The number under which the revision is kept.
+    """
     tell(story, actions)
-    deadline = time.monotonic() + timeout
+    deadline, engine = time.monotonic() + timeout, found.engine
     specs = [action.spec for action in actions if isinstance(action, CreateService | UpdateService)]
     for image in sorted({spec["TaskTemplate"]["ContainerSpec"]["Image"].partition("@")[0] for spec in specs}):
-        if found.engine.has_login(image):
+        if engine.has_login(image):
             story.same(f"nodes pull {image} with your login, which the swarm keeps")
-    _checkpoint_before(wanted.stack, actions, found, settings, story)
+    checkpoint_before(wanted.stack, actions, found, settings, story)
+    before = failed_tasks(observed)
+    all_told = False
     try:
-        _carry_out(actions, wanted, found.engine, story, deadline, failed_tasks(observed))
+        carry_out(actions, wanted, engine, story, deadline, before)
+        all_told = True
+        # All of it, since workers of the old coordinator may start again.
+        names = list(wanted.services)
+        wait(engine, wanted.stack, names, story, deadline=deadline, before=before, told=[COORDINATOR])
     except UpdateFailedError as error:
-        _undo(error, observed, actions, found.engine, story, deadline, what)
+        _undo(error, observed, actions, engine, story, deadline, what)
+    except (WaitTimeoutError, KeyboardInterrupt):
+        if all_told:  # the swarm goes on with it, so it is what `reconcile` and the next plan have to go by
+            history.record(engine, wanted.stack, f"{what}: not all of it ran yet", revision)
+        raise
+    return history.record(engine, wanted.stack, what, revision)
 
 
-def _carry_out(
+def carry_out(
     actions: Sequence[StackAction],
     wanted: Wanted,
     engine: Engine,
     story: Story,
     deadline: float,
-    before: Mapping[str, Sequence[str]],
+    before: Collection[str],
 ) -> None:
     """The coordinator first, and running, before any worker is touched; what is left over goes last."""
     services = [action for action in actions if isinstance(action, CreateService | UpdateService)]
@@ -205,16 +267,20 @@ def _carry_out(
     last = [action for action in actions if isinstance(action, REMOVALS)]
     for action in (*(action for action in actions if action not in services and action not in last), *lead):
         apply(action, engine)
-    if lead:
-        wait(engine, wanted.stack, [COORDINATOR], story, deadline=deadline, before=before)
+    if services and COORDINATOR in wanted.services:
+        try:
+            wait(engine, wanted.stack, [COORDINATOR], story, deadline=deadline, before=before)
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(
+                f"{error} Nothing was changed but the coordinator: workers come after it.",
+                *error.next_steps,
+                "type the same again to go on",
+            ) from error
     for action in (*(action for action in services if action not in lead), *last):
         apply(action, engine)
-    # All of it, since workers of the old coordinator may start again.
-    rest = [name for name in wanted.services if name != COORDINATOR]
-    wait(engine, wanted.stack, rest, story, deadline=deadline, before=before)
 
 
-def _checkpoint_before(
+def checkpoint_before(
     stack: str, actions: Sequence[StackAction], found: Manager, settings: Settings, story: Story
 ) -> None:
     """A coordinator that is going to be restarted writes a checkpoint first."""
@@ -273,17 +339,21 @@ def _revision(wanted: Wanted) -> Raw:
     }
 
 
+def _tell_shortage(seen: Seen, story: Story) -> list[ServiceState]:
+    short = [state for state in seen.services.values() if state.running < state.wished]
+    for state in short:
+        for line in state.why:
+            story.warn(f"{state.service}: {state.running} running, {line}")
+    return short
+
+
 def told_shortage(seen: Seen, stack: str, story: Story) -> Seen:
     """Say what the nodes could not take.
 
     Raises:
         PartlyDoneError: Something.
     """
-    short = [state for state in seen.services.values() if state.running < state.wished]
-    for state in short:
-        for line in state.why:
-            story.warn(f"{state.service}: {state.running} running, {line}")
-    if short:
+    if short := _tell_shortage(seen, story):
         raise PartlyDoneError(
             "; ".join(f"{state.service}: {state.running} of {state.wished}" for state in short)
             + " run; the others start by themselves when there is room",
@@ -295,23 +365,31 @@ def told_shortage(seen: Seen, stack: str, story: Story) -> Seen:
 # scale, rollback, rm --------------------------------------------------------------------------------------------
 
 
-def chosen(engine: Engine, name: str | None) -> str:
-    """The stack that is meant; without a name, the only one.
+def chosen(engine: Engine, name: str | None, there: Sequence[str] | None = None) -> str:
+    """The stack that is meant, by its name or its file; without a name, the only one.
+
+    Args:
+        engine: A manager's.
+        name: What was typed.
+        there: Stacks to choose from; default: those that have services.
 
     Raises:
         UsageError: There are several and none was named.
         UnreachableError: It is not deployed.
     """
-    there = stacks(engine)
+    there = stacks(engine) if there is None else there
+    path = find(name) if name is not None and is_path(name) else None
+    if path is not None:
+        name = load(str(path)).name
     if name is None and len(there) == 1:
         return there[0]
     if name is None and there:
         raise UsageError("several stacks are deployed; say which", *(f"--stack {other}" for other in there))
     if name is None or name not in there:
-        also = f"; deployed are {', '.join(there)}{did_you_mean(name or '', there)}" if there else ""
+        also = f"; deployed are {', '.join(there)}" if there else ""
         raise UnreachableError(
             f"{name or 'no stack'} is {'not ' if name else ''}deployed in the swarm{also}",
-            f"swarmctl deploy --stack {name or 'rwkv-tiny'}",
+            f"swarmctl deploy --stack {to_type(name or 'rwkv-tiny', path)}",
         )
     return name
 
@@ -333,6 +411,11 @@ def scaled(observed: Observed, wishes: Mapping[str, int | None], nodes: Sequence
                 *(f"swarmctl scale {other} 1" for other in known),
             )
         present = observed.services[name]
+        if replicas_of(present.spec) is None:
+            raise UsageError(
+                f"{name} runs once on every node that its constraints allow (mode: global), so it has no number",
+                "# services: … deploy: {mode: replicated}   # in the stack file, if it is to have one",
+            )
         labels = {key: value for key, value in (present.spec.get("Labels") or {}).items() if key != WISH}
         if wish is not None:
             labels[WISH] = str(wish)
@@ -374,6 +457,21 @@ def scale(
     return seen
 
 
+def following(name: str, spec: Raw, observed: Observed, nodes: Sequence[Node]) -> Raw:
+    """A kept spec with as many replicas as are wished now: by `scale` since, or by the nodes there are."""
+    labels = dict(spec.get("Labels") or {})
+    if WISH_FILE not in labels or replicas_of(spec) is None:
+        return spec
+    present = observed.services.get(name)
+    now: Mapping[str, Any] = (present.spec.get("Labels") or {}) if present else labels
+    if WISH in now:
+        labels[WISH], count = now[WISH], int(now[WISH])
+    else:
+        labels.pop(WISH, None)
+        count = len(eligible(spec, nodes)) if labels[WISH_FILE] == AUTO else int(labels[WISH_FILE])
+    return {**spec, "Labels": labels, "Mode": {"Replicated": {"Replicas": count}}}
+
+
 def rollback(
     stack: str, number: int | None, found: Manager, settings: Settings, story: Story, *, timeout: float, what: str
 ) -> Seen:
@@ -398,15 +496,16 @@ def rollback(
     with history.lock(engine, stack, what):
         kept = history.revision(engine, entry)
         observed = observe_stack(engine, stack)
-        wanted = Wanted(stack, kept["services"], kept["networks"], {}, {}, (), {}, ())
+        services = {name: following(name, spec, observed, found.swarm.nodes) for name, spec in kept["services"].items()}
+        wanted = Wanted(stack, services, kept["networks"], {}, {}, (), {}, ())
         declared = history.revision(engine, revisions[-1])["services"]
-        actions = [a for a in plan(wanted, observed, declared) if not isinstance(a, DropObject)]
+        placing, _ = keeping(wanted, observed, found.swarm.nodes)
+        actions = [*placing, *(a for a in plan(wanted, observed, declared) if not isinstance(a, DropObject))]
         story.title(f"Rolling {stack} back to revision {number}", f"of {entry.when} by {entry.who}")
         if not actions:
             story.same("nothing to change")
             return look(engine, stack)
-        _change(actions, wanted, observed, found, settings, story, timeout=timeout, what=what)
-        made = history.record(engine, stack, what, kept)
+        made = _change(actions, wanted, observed, found, settings, story, kept, timeout=timeout, what=what)
         story.done(f"revision {made} of {stack}, the same as {number}")
     return told_shortage(look(engine, stack), stack, story)
 
@@ -429,24 +528,26 @@ def remove(stack: str, found: Manager, story: Story, *, timeout: float, what: st
             for service in those:
                 apply(service, engine)
             if those:
-                _gone(engine, {service.id for service in those}, deadline, stack)
+                left = _wait_until_gone(engine, {service.id for service in those}, deadline, stack)
                 story.done(words)
+                if left:
+                    story.warn(f"{', '.join(left)}: down; what still runs there ends when the machine is back")
         for action in actions:
             if action not in services:
                 apply(action, engine)
     story.done(f"{stack} removed", "volumes stay")
 
 
-def _gone(engine: Engine, service_ids: set[str], deadline: float, stack: str) -> None:
+def _wait_until_gone(engine: Engine, service_ids: set[str], deadline: float, stack: str) -> list[str]:
+    """Wait until tasks have ended, but for those on nodes that are down, from which nothing is heard; returns these."""
     while True:
+        nodes = {node.id: node for node in observe_nodes(engine)}
         left = [task for task in engine.tasks() if task["ServiceID"] in service_ids and _lives(task)]
-        if not left:
-            return
+        there = [node for task in left if (node := nodes.get(task.get("NodeID", "")))]
+        if all(node.state != "ready" for node in there):
+            return sorted({node.hostname for node in there})
         if time.monotonic() > deadline:
-            raise WaitTimeoutError(
-                f"{len(left)} tasks of {stack} have not ended yet; their nodes may be down",
-                f"swarmctl rm --stack {stack}",
-            )
+            raise WaitTimeoutError(f"{len(left)} tasks of {stack} have not ended yet", f"swarmctl rm --stack {stack}")
         time.sleep(0.3)
 
 

@@ -8,18 +8,21 @@ import getpass
 import json
 import os
 import socket
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import psutil
+
 from ..errors import SwarmctlError
 from ..fleet.engine import Engine, EngineError
 from .state import LOCK, NAMESPACE, REVISION, Raw
 
 AUDIT = "fdtc.audit"
-WHO, WHEN, WHAT = "fdtc.who", "fdtc.when", "fdtc.what"
+WHO, WHEN, WHAT, PROCESS = "fdtc.who", "fdtc.when", "fdtc.what", "fdtc.process"
 KEPT_REVISIONS = 10
 KEPT_AUDIT = 50
 _MOST_LABEL = 400  # characters of a label; what was done is told in short
@@ -60,49 +63,94 @@ def who() -> str:
 
 
 @contextmanager
-def lock(engine: Engine, stack: str, what: str, *, steal: bool = False) -> Iterator[None]:
+def lock(engine: Engine, stack: str, what: str) -> Iterator[None]:
     """Be the only one who changes a stack.
+
+    A lock that was left on this machine, by a process that does not live any more, is taken over.
 
     Args:
         engine: A manager's.
         stack: Its name.
         what: The command, for whoever finds it locked.
-        steal: Take a lock away that somebody who is gone has left.
 
     Raises:
         LockedError: Somebody else is at it; the message says who, what and since when.
     """
-    name = f"{stack}.lock"
-    if steal:
-        _remove(engine, name)
-    labels = {NAMESPACE: stack, LOCK: "1", WHO: who(), WHEN: _now(), WHAT: what}
+    labels = {NAMESPACE: stack, LOCK: "1", WHO: who(), WHEN: _now(), WHAT: what, PROCESS: _this_process()}
     try:
-        engine.create_config(name, b"locked", labels)
+        mine = engine.create_config(_lock_name(stack), b"locked", labels)
     except EngineError as error:
         if error.status != 409:
             raise
-        raise _locked(engine, stack, name) from error
+        found = _lock_labels(engine).get(stack, {})
+        if not _is_left(found.get(PROCESS, "")):
+            raise LockedError(
+                f"{stack} is locked: {_at_work(found)}",
+                "wait until that has ended, and type the same again",
+                f"swarmctl unlock --stack {stack}   # if nobody is at it any more",
+            ) from error
+        unlock(engine, stack)
+        mine = engine.create_config(_lock_name(stack), b"locked", labels)
     try:
         yield
     finally:
-        _remove(engine, name)
+        _remove(engine, mine)  # by its id: if somebody took it away, the next one's is not ours to remove
 
 
-def _locked(engine: Engine, stack: str, name: str) -> LockedError:
-    labels: Mapping[str, str] = next(
-        (raw["Spec"].get("Labels") or {} for raw in engine.configs() if raw["Spec"]["Name"] == name), {}
+def stacks(engine: Engine) -> set[str]:
+    """Names of the stacks that have a past, whether they are still there or not."""
+    every = [raw["Spec"].get("Labels") or {} for raw in engine.configs()]
+    return {labels[NAMESPACE] for labels in every if AUDIT in labels}
+
+
+def locks(engine: Engine) -> dict[str, str]:
+    """Who is at work on what, by stack."""
+    return {stack: _at_work(labels) for stack, labels in _lock_labels(engine).items()}
+
+
+def unlock(engine: Engine, stack: str) -> None:
+    """Take a stack's lock away, whoever has it."""
+    _remove(engine, _lock_name(stack))
+
+
+def _lock_name(stack: str) -> str:
+    return f"{stack}.lock"
+
+
+def _lock_labels(engine: Engine) -> dict[str, Mapping[str, str]]:
+    every = [raw["Spec"].get("Labels") or {} for raw in engine.configs()]
+    return {labels[NAMESPACE]: labels for labels in every if LOCK in labels}
+
+
+def _at_work(labels: Mapping[str, str]) -> str:
+    return (
+        f"{labels.get(WHO, 'somebody')} has been at it since {labels.get(WHEN, 'now')} ({labels.get(WHAT, 'a change')})"
     )
-    return LockedError(
-        f"{stack} is locked: {labels.get(WHO, 'somebody')} has been at it since {labels.get(WHEN, 'now')} "
-        f"({labels.get(WHAT, 'a change')})",
-        "wait until that has ended, and type the same again",
-        f"swarmctl deploy --stack {stack} --break-lock   # if nobody is at it any more",
-    )
 
 
-def _remove(engine: Engine, name: str) -> None:
+def _this_process() -> str:
+    """Names this process among those of all machines, also after its id was given to another."""
+    return _named(psutil.Process())
+
+
+def _named(process: psutil.Process) -> str:
+    return f"{socket.gethostname()} {uuid.getnode():x} {process.pid} {process.create_time():.2f}"
+
+
+def _is_left(name: str) -> bool:
+    """Whether it was a process of this machine, and is there no more."""
+    *machine, process_id, _ = name.split() if name.count(" ") == 3 else ("", "", "0", "")
+    if machine != _this_process().split()[:2]:
+        return False
     try:
-        engine.remove_config(name)
+        return _named(psutil.Process(int(process_id))) != name
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _remove(engine: Engine, name_or_id: str) -> None:
+    try:
+        engine.remove_config(name_or_id)
     except EngineError as error:
         if error.status != 404:
             raise

@@ -17,6 +17,7 @@ from ..fleet.swarm import Node
 from .state import Observed, Task
 
 _HEADER = struct.Struct(">BxxxL")
+_ENGINE = 3  # kind of frame; 1 and 2 are the program's two streams
 _FOLLOW_SEC = 1.0
 _DEADLINE_SEC = 5.0
 
@@ -94,6 +95,8 @@ def read(
         except SwarmctlError as error:
             on_skip(f"{source.name} on {source.node}: {error}")
             return []
+        for said in _engines_words(raw):
+            on_skip(f"{source.name} on {source.node}: {said}")
         return list(lines(raw, source))
 
     with ThreadPoolExecutor(8) as pool:
@@ -101,22 +104,33 @@ def read(
 
 
 def lines(raw: bytes, source: Source) -> Iterator[Line]:
-    """Take apart what the engine answers: frames of standard output and standard error, a time before each line."""
-    for text in b"".join(frames(raw)).decode(errors="replace").splitlines():
+    """The lines of a task, a time before each."""
+    for text in written(raw).splitlines():
         at, _, rest = text.partition(" ")
         yield Line(at, source.name, source.node, rest)
 
 
-def frames(raw: bytes) -> Iterator[bytes]:
-    """The payloads of the engine's stream format (``attach`` in its API); text of a terminal has no frames."""
+def written(raw: bytes) -> str:
+    """What a task's program wrote, out of what the engine answers."""
+    return b"".join(payload for kind, payload in _frames(raw) if kind != _ENGINE).decode(errors="replace")
+
+
+def _engines_words(raw: bytes) -> list[str]:
+    """What the engine itself says in between, such as that the task's node does not answer any more."""
+    said = b"".join(payload for kind, payload in _frames(raw) if kind == _ENGINE).decode(errors="replace")
+    return [line for line in said.splitlines() if line]
+
+
+def _frames(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and payload of the engine's stream format (``attach`` in its API); text of a terminal has no frames."""
     position = 0
     while position + _HEADER.size <= len(raw):
         kind, size = _HEADER.unpack_from(raw, position)
-        if kind > 2:
-            yield raw[position:]
+        if kind > _ENGINE:
+            yield 1, raw[position:]
             return
         position += _HEADER.size
-        yield raw[position : position + size]
+        yield kind, raw[position : position + size]
         position += size
 
 

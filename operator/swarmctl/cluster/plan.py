@@ -10,7 +10,7 @@ from typing import Any
 
 from ..fleet.swarm import Node
 from .diff import Difference, differences
-from .state import LOCK, NAMESPACE, REVISION, Observed, Raw, Service, Stored, Wanted
+from .state import LOCK, NAMESPACE, REVISION, SERVICE, Observed, Raw, Service, Stored, Wanted
 
 COORDINATOR = "coordinator"
 
@@ -44,6 +44,21 @@ class DropObject:
 
     kind: str
     name: str
+
+
+@dataclass(frozen=True)
+class KeepCheckpoints:
+    """Say by a label that a node has the coordinator's checkpoints, so that it runs there.
+
+    Attributes:
+        node_id: The swarm's.
+        node: Its name, for people.
+        label: To set.
+    """
+
+    node_id: str
+    node: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,16 @@ class RemoveService:
     id: str
 
 
-StackAction = CreateNetwork | RemoveNetwork | StoreObject | DropObject | CreateService | UpdateService | RemoveService
+StackAction = (
+    CreateNetwork
+    | RemoveNetwork
+    | StoreObject
+    | DropObject
+    | KeepCheckpoints
+    | CreateService
+    | UpdateService
+    | RemoveService
+)
 
 
 def plan(wanted: Wanted, observed: Observed, declared: Mapping[str, Raw] | None = None) -> list[StackAction]:
@@ -97,7 +121,9 @@ def plan(wanted: Wanted, observed: Observed, declared: Mapping[str, Raw] | None 
     """
     once = declared or {}
     order = sorted(wanted.services, key=lambda name: name != COORDINATOR)
-    gone = [name for name in observed.services if name not in wanted.services]
+    # What somebody else made and counts to the stack is not ours to remove.
+    ours = [name for name, present in observed.services.items() if SERVICE in (present.spec.get("Labels") or {})]
+    gone = [name for name in ours if name not in wanted.services]
     return [
         *(CreateNetwork(name, body) for name, body in wanted.networks.items() if name not in observed.networks),
         *(StoreObject("config", it) for name, it in wanted.configs.items() if name not in observed.configs),
@@ -225,6 +251,8 @@ def describe(action: StackAction) -> str:
             return f"store the {action.kind} {action.stored.name}"
         case DropObject():
             return f"remove the {action.kind} {action.name}, which nothing uses"
+        case KeepCheckpoints():
+            return f"keep the coordinator and its checkpoints on {action.node}"
         case CreateService():
             count = replicas_of(action.spec)
             return f"create {action.service}" + (f" with {count} replicas" if count is not None else "")

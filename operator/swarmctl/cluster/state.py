@@ -17,6 +17,9 @@ SERVICE = "fdtc.service"
 REVISION = "fdtc.revision"
 WISH = "fdtc.replicas"
 LOCK = "fdtc.lock"
+# Ours, on nodes, with the stack's name behind it.
+CHECKPOINTS = "fdtc.checkpoints."
+HERE, MOVING = "here", "moving"
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Task:
         since: When the state was entered, RFC 3339.
         container_id: Empty where there is none.
         exit_code: Of the container, where it has ended.
-        spec_version: Index of the service's spec that it was made from.
+        current: Whether it was made from what the service's spec says now.
         image: Reference.
     """
 
@@ -113,7 +116,7 @@ class Task:
     since: str
     container_id: str
     exit_code: int | None
-    spec_version: int
+    current: bool
     image: str
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..fleet.swarm import CLASS, MEMORY, Node, dockers_arch
 from .plan import eligible, holds, replicas_of
-from .state import Observed, Raw, Service, Task
+from .state import CHECKPOINTS, Observed, Raw, Service, Task
 
 _STARTING = {"new", "pending", "assigned", "accepted", "preparing", "ready", "starting"}
 _MIB = 1 << 20
@@ -55,7 +55,8 @@ def judge(name: str, service: Service, observed: Observed, nodes: Sequence[Node]
     running = [task for task in wanted if task.state == "running" and task.node_id in ready]
     starting = [task for task in wanted if task.state in _STARTING and task.node_id]
     waiting = [task for task in wanted if task.state in _STARTING and not task.node_id]
-    failed = [task for task in own if task.state in {"failed", "rejected"}]
+    # Those of an earlier spec say nothing about this one.
+    failed = [task for task in own if task.state in {"failed", "rejected"} and task.current]
     count = replicas_of(service.spec)
     wished = len(eligible(service.spec, nodes)) if count is None else count
     return ServiceState(
@@ -105,6 +106,11 @@ def _why(
 
 def short(spec: Raw, nodes: Sequence[Node]) -> str:
     """Why there is no more room, in a few words."""
+    for key, _ in _label_rules(spec):
+        home = next((node for node in nodes if key.startswith(CHECKPOINTS) and key in node.labels), None)
+        if home and (home.state != "ready" or home.availability != "active"):
+            state = home.state if home.state != "ready" else "drained"
+            return f"its checkpoints are on {home.hostname}, which is {state}"
     classes = [value for key, value in _label_rules(spec) if key == CLASS]
     kind = f" of class {classes[0]}" if classes else ""
     return f"no free node{kind} ({len(eligible(spec, nodes))} there)"
@@ -119,6 +125,8 @@ def unfit(spec: Raw, node: Node, observed: Observed) -> str:
     placement = spec["TaskTemplate"].get("Placement") or {}
     for rule in placement.get("Constraints") or []:
         if not holds(rule, node):
+            if CHECKPOINTS in rule:
+                return "without its checkpoints"
             return f"without {rule.replace('node.labels.', 'label ').replace(' == ', '=').replace('==', '=')}"
     if (most := placement.get("MaxReplicas")) and _running_there(spec, node, observed) >= most:
         return f"with {most} of it already"

@@ -5,14 +5,14 @@ of the node where it is. May import: ``observe``, ``state``; ``fleet`` for machi
 """
 
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from ..console import Story
 from ..errors import SwarmctlError, UnreachableError
 from ..fleet.engine import Engine
-from ..fleet.where import Manager, Settings, machine_host, open_engine, open_host
+from ..fleet.where import Manager, Settings, engine_of
 from .observe import observe_stack
 from .plan import COORDINATOR
 from .state import Observed, Task
@@ -69,8 +69,8 @@ class Coordinator:
             raise SwarmctlError(f"{folder} can't be read: {err.decode(errors='replace').strip()}")
         return out.decode().split()
 
-    def archive(self, path: str) -> bytes:
-        """A file or folder of its container, as a tar archive."""
+    def archive(self, path: str) -> AbstractContextManager[Callable[[int], bytes]]:
+        """A file or folder of its container as a tar archive; see `Engine.archive`."""
         task = self._task(observe_stack(self._found.engine, self._stack))
         return self._engine_of(task).archive(task.container_id, path)
 
@@ -105,22 +105,20 @@ class Coordinator:
                 raise UnreachableError(
                     f"the coordinator's node {node.hostname if node else task.node_id} does not answer"
                 )
-            if node.id == self._found.swarm.via_node_id:
-                self._engine = self._found.engine
-            else:
-                host = machine_host(node, self._found, self._settings)
-                connection = self._ways.enter_context(open_host(host, self._settings))
-                self._engine = self._ways.enter_context(open_engine(connection))
+            self._engine = self._ways.enter_context(engine_of(node, self._found, self._settings))
             self._node = task.node_id
         return self._engine
 
 
 def checkpoint_first(stack: str, found: Manager, settings: Settings, story: Story) -> None:
-    """Have the coordinator write a checkpoint before it is restarted or moved; says so where it can't be asked."""
+    """Have the coordinator write a checkpoint before it is stopped or moved; says so where it can't be asked."""
     try:
         with Coordinator(stack, found, settings) as coordinator, story.waiting("writes a checkpoint first"):
             answer = coordinator.control("checkpoint")
+    except UnreachableError as error:
+        story.warn(f"no checkpoint: {error}")
+        return
     except SwarmctlError as error:
         story.warn(f"no checkpoint now ({error}); the coordinator writes one as it stops")
         return
-    story.done(f"checkpoint at version {answer.get('version', '?')}", "before the coordinator restarts")
+    story.done(f"checkpoint at version {answer.get('version', '?')}", "before the coordinator stops")

@@ -5,6 +5,7 @@ May import: ``errors``, ``ssh``.
 """
 
 import base64
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ import docker
 import requests
 from docker import auth
 from docker.errors import APIError, DockerException, create_api_error_from_http_exception
+from urllib3.exceptions import HTTPError
 
 from ..errors import SwarmctlError, UnreachableError, WaitTimeoutError
 from .ssh import Connection
@@ -22,6 +24,7 @@ from .ssh import Connection
 Raw = dict[str, Any]
 # Joining answers after 20 s at the latest and goes on in the background; everything else is quick.
 _ANSWER_SEC = 40
+_PULL_SEC = 900  # of silence at most
 _UPDATE_ATTEMPTS = 6
 _POLL_SEC = 0.2
 
@@ -160,17 +163,20 @@ class Engine:
         """Store a secret."""
         self._ask(f"store the secret {name}", lambda: self._client.create_secret(name, data, labels=dict(labels)))
 
-    def create_config(self, name: str, data: bytes, labels: Mapping[str, str]) -> None:
-        """Store a config."""
-        self._ask(f"store the config {name}", lambda: self._client.create_config(name, data, labels=dict(labels)))
+    def create_config(self, name: str, data: bytes, labels: Mapping[str, str]) -> str:
+        """Store a config; returns its id."""
+        made: Raw = self._ask(
+            f"store the config {name}", lambda: self._client.create_config(name, data, labels=dict(labels))
+        )
+        return str(made["ID"])
 
     def remove_secret(self, name: str) -> None:
         """Remove a secret that no service uses."""
         self._ask(f"remove the secret {name}", lambda: self._client.remove_secret(name))
 
-    def remove_config(self, name: str) -> None:
+    def remove_config(self, name_or_id: str) -> None:
         """Remove a config that no service uses."""
-        self._ask(f"remove the config {name}", lambda: self._client.remove_config(name))
+        self._ask(f"remove the config {name_or_id}", lambda: self._client.remove_config(name_or_id))
 
     def unlock_key(self) -> str:
         """The key that managers need after a restart, where autolock is on."""
@@ -251,12 +257,88 @@ class Engine:
         answer: tuple[int, bytes, bytes] = self._ask(f"run {argv[0]} in a container", run)
         return answer
 
-    def archive(self, container_id: str, path: str) -> bytes:
-        """A file or folder of a container, as a tar archive."""
-        found: bytes = self._send(
-            f"copy {path}", "GET", f"/containers/{container_id}/archive?path={quote(path)}", timeout=600, raw=True
-        )
-        return found
+    @contextmanager
+    def archive(self, container_id: str, path: str) -> Iterator[Callable[[int], bytes]]:
+        """A file or folder of a container as a tar archive, by a function that reads so many bytes of it.
+
+        Raises:
+            EngineError: There is no such path.
+            UnreachableError: The engine does not answer, or stops in the middle.
+        """
+        what, plain = f"copy {path}", {"Accept-Encoding": "identity"}  # weights don't get smaller, and a Pi is slow
+        where = f"/containers/{container_id}/archive?path={quote(path)}"
+        reply = self._send(what, "GET", where, headers=plain, stream=True)
+
+        def read(size: int) -> bytes:
+            try:
+                data: bytes = reply.raw.read(size)
+            except (HTTPError, OSError) as error:
+                raise self._broken(what, error) from error
+            return data
+
+        try:
+            yield read
+        finally:
+            reply.close()
+
+    def runs_task_of(self, service: str) -> bool:
+        """Whether this very engine runs a container of a service, whatever the managers think."""
+        filters = {"label": f"com.docker.swarm.service.name={service}"}
+        return bool(self._list("list its containers", lambda: self._client.containers(filters=filters)))
+
+    def pull(self, image: str) -> None:
+        """Have the engine fetch an image, unless it has it.
+
+        Raises:
+            EngineError: It can't be had.
+        """
+        try:
+            self._send(f"look for the image {image}", "GET", f"/images/{quote(image, safe='/:@')}/json")
+        except EngineError as error:
+            if error.status != requests.codes.not_found:
+                raise
+            what, path = f"pull {image}", f"/images/create?fromImage={quote(image, safe='')}"
+            said: bytes = self._send(what, "POST", path, headers=self._login_to(image), timeout=_PULL_SEC, raw=True)
+            failures = [line["error"] for line in map(json.loads, said.splitlines()) if "error" in line]
+            if failures:
+                raise EngineError(f"{self.host}: the Docker engine did not {what}: {failures[-1]}") from error
+
+    @contextmanager
+    def container(self, image: str, command: Sequence[str], volume: str, folder: str) -> Iterator[str]:
+        """A container beside the swarm, with a volume in a folder; its id. It is not started, and removed at the end.
+
+        Raises:
+            EngineError: The engine refused.
+        """
+
+        def create() -> str:
+            mount = docker.types.Mount(folder, volume, type="volume")
+            config = self._client.create_host_config(mounts=[mount], network_mode="none")
+            made: Raw = self._client.create_container(image, list(command), host_config=config)
+            return str(made["Id"])
+
+        self.pull(image)
+        made: str = self._ask(f"make a container of {image}", create)
+        try:
+            yield made
+        finally:
+            self._ask("remove a container", lambda: self._client.remove_container(made, force=True))
+
+    def run_to_end(self, container_id: str) -> tuple[int, str]:
+        """Start a container and wait for its end; returns its exit status and what it printed."""
+
+        def run() -> tuple[int, str]:
+            self._client.start(container_id)
+            status: int = self._client.wait(container_id, timeout=_ANSWER_SEC)["StatusCode"]
+            return status, self._client.logs(container_id).decode(errors="replace")
+
+        answer: tuple[int, str] = self._ask("run a container", run)
+        return answer
+
+    def unpack_into(self, container_id: str, folder: str, archive: Iterator[bytes]) -> None:
+        """Unpack a tar archive in a container, owners and all, as it comes."""
+        path = f"/containers/{container_id}/archive?path={quote(folder)}"
+        self._send(f"write to {folder}", "PUT", path, content=archive, raw=True)
 
     def task_logs(self, task_id: str, *, since: float = 0, tail: int | None = None, timeout: float = 5) -> bytes:
         """What a task has printed, with a time on each line, in the engine's framing of the two streams."""
@@ -287,14 +369,24 @@ class Engine:
         headers: Mapping[str, str] | None = None,
         timeout: float = _ANSWER_SEC,
         raw: bool = False,
+        stream: bool = False,
+        content: Iterator[bytes] | None = None,
     ) -> Any:
-        """Ask with the API's own words what docker-py has none for, or would take apart first."""
+        """Ask with the API's own words what docker-py has none for, or would take apart first.
+
+        Returns:
+            What the answer's JSON says; with `raw` its bytes, with `stream` the answer itself, still to be read.
+        """
 
         def call() -> Any:
             url = f"{self._client.base_url}/v{self._client.api_version}{path}"
-            reply = self._client.request(method, url, json=body, headers=headers, timeout=timeout)
+            reply = self._client.request(
+                method, url, json=body, data=content, headers=headers, timeout=timeout, stream=stream
+            )
             if not reply.ok:
                 create_api_error_from_http_exception(requests.HTTPError(response=reply))
+            if stream:
+                return reply
             if raw:
                 return reply.content
             return reply.json() if reply.content else {}

@@ -44,6 +44,16 @@ def observe(engine: Engine, info: Raw | None = None) -> Swarm:
         )
 
 
+def observe_nodes(engine: Engine) -> tuple[Node, ...]:
+    """Its nodes alone.
+
+    Raises:
+        EngineError: It is no manager, or the managers have lost their quorum.
+        UnreachableError: It does not answer.
+    """
+    return _nodes(engine.nodes())
+
+
 def build(
     *,
     host: str,
@@ -68,7 +78,7 @@ def build(
         autolock=bool((cluster["Spec"].get("EncryptionConfig") or {}).get("AutoLockManagers")),
         via=host,
         via_node_id=info["Swarm"]["NodeID"],
-        nodes=tuple(sorted((_node(raw) for raw in nodes), key=lambda node: (node.hostname, node.id))),
+        nodes=_nodes(nodes),
         tasks=tuple(_task(raw, names) for raw in tasks),
         secrets={raw["Spec"]["Name"]: raw["Spec"].get("Labels") or {} for raw in secrets},
         configs={raw["Spec"]["Name"]: raw["Spec"].get("Labels") or {} for raw in configs},
@@ -76,6 +86,10 @@ def build(
         ca_pem=(cluster.get("TLSInfo") or {}).get("TrustRoot", ""),
         overlay_mtu=max((_mtu(raw) for raw in networks), default=_USUAL_MTU),
     )
+
+
+def _nodes(raws: list[Raw]) -> tuple[Node, ...]:
+    return tuple(sorted(map(_node, raws), key=lambda node: (node.hostname, node.id)))
 
 
 def _node(raw: Raw) -> Node:

@@ -98,6 +98,11 @@ class Transport(paramiko.Transport):
         """Whether the server has said why it ends the connection."""
         return bool(self._goodbye)
 
+    def run(self) -> None:
+        """Be the thread that reads; where the way is gone before it can say goodbye, there is nobody to tell."""
+        with contextlib.suppress(*BROKEN):
+            super().run()
+
     def close(self) -> None:
         """Close at once, in whatever state."""
         # Whoever else is closing it, or the jump host's connection that it goes through, may be quicker.

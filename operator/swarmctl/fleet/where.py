@@ -338,6 +338,20 @@ def machine_host(node: Node, found: Manager, settings: Settings) -> Host:
     return host_of(node, settings)
 
 
+@contextmanager
+def engine_of(node: Node, found: Manager, settings: Settings) -> Iterator[Engine]:
+    """A node's own engine, for as long as the block lasts.
+
+    Raises:
+        UnreachableError: Its machine or its engine does not answer.
+    """
+    if node.id == found.swarm.via_node_id:
+        yield found.engine
+        return
+    with open_host(machine_host(node, found, settings), settings) as connection, open_engine(connection) as engine:
+        yield engine
+
+
 def manager_addresses(swarm: Swarm) -> list[str]:
     """``host:port`` of every manager, the leader first."""
     return [node.manager_address for node in swarm.managers if node.manager_address]
