@@ -23,6 +23,8 @@ from ..stack import Stack, load, to_type
 from . import deploy as deploying
 from . import export, history, keeper, logs, reconcile, status
 from . import move as moving
+from . import remove as removing
+from . import scale as scaling
 from .converge import Seen, last_words, look
 from .deploy import DeployWish
 from .observe import observe_stack, stacks
@@ -30,6 +32,7 @@ from .place import home, is_bound
 from .plan import COORDINATOR, StackAction, as_data, removal
 from .state import Task
 from .training import Coordinator, checkpoint_first
+from .which import chosen
 
 Report = dict[str, Any]
 
@@ -68,20 +71,20 @@ def scale(
 ) -> list[Report]:
     """Change how many workers there are of a class."""
     with manager(settings) as found:
-        name = deploying.chosen(found.engine, stack)
+        name = chosen(found.engine, stack)
         if dry_run:
-            actions = deploying.scaled(observe_stack(found.engine, name), wishes, found.swarm.nodes)
+            actions = scaling.scaled(observe_stack(found.engine, name), wishes, found.swarm.nodes)
             deploying.tell(story, actions)
             return planned(actions)
         words = " ".join(f"{key} {'auto' if value is None else value}" for key, value in wishes.items())
-        seen = deploying.scale(name, wishes, found, story, timeout=timeout, what=f"swarmctl scale {words}")
+        seen = scaling.scale(name, wishes, found, story, timeout=timeout, what=f"swarmctl scale {words}")
         return [row for row in _report(name, seen, found, settings)["services"] if row["service"] in wishes]
 
 
 def report(stack: str | None, settings: Settings) -> Report:
     """The status of a stack."""
     with manager(settings) as found:
-        name = deploying.chosen(found.engine, stack)
+        name = chosen(found.engine, stack)
         return _report(name, look(found.engine, name), found, settings)
 
 
@@ -89,7 +92,7 @@ def report(stack: str | None, settings: Settings) -> Report:
 def watching(stack: str | None, settings: Settings) -> Iterator[Any]:
     """A function that reports again and again over one connection."""
     with manager(settings) as found:
-        name = deploying.chosen(found.engine, stack)
+        name = chosen(found.engine, stack)
         with Coordinator(name, found, settings) as coordinator:
             yield lambda: _build_report(name, look(found.engine, name), coordinator)
 
@@ -123,7 +126,7 @@ def _failing(seen: Seen) -> dict[str, Task]:
 def rollback(stack: str | None, number: int | None, settings: Settings, story: Story, *, timeout: float) -> Report:
     """Go back to an earlier revision."""
     with manager(settings) as found:
-        name = deploying.chosen(found.engine, stack)
+        name = chosen(found.engine, stack)
         what = f"swarmctl rollback {number if number is not None else ''}".rstrip()
         seen = deploying.rollback(name, number, found, settings, story, timeout=timeout, what=what)
         return _report(name, seen, found, settings)
@@ -139,7 +142,7 @@ def remove(
         if not there:
             story.same("nothing to remove: no stack is deployed in the swarm")
             return []
-        name = deploying.chosen(found.engine, stack, there)
+        name = chosen(found.engine, stack, there)
         observed = observe_stack(found.engine, name)
         actions = removal(observed)
         if dry_run:
@@ -148,7 +151,7 @@ def remove(
         ask(name)
         if COORDINATOR in observed.services:
             checkpoint_first(name, found, settings, story)
-        deploying.remove(name, found, story, timeout=timeout, what="swarmctl rm")
+        removing.remove(name, found, story, timeout=timeout, what="swarmctl rm")
         return planned(actions)
 
 
@@ -158,7 +161,7 @@ def unlock(stack: str | None, settings: Settings, story: Story, *, dry_run: bool
         locked = history.locks(found.engine)
         name = stack if stack in locked else next(iter(locked)) if len(locked) == 1 and stack is None else None
         if name is None:
-            name = deploying.chosen(found.engine, stack)
+            name = chosen(found.engine, stack)
         if name not in locked:
             story.same(f"{name} is not locked")
             return
@@ -170,7 +173,7 @@ def unlock(stack: str | None, settings: Settings, story: Story, *, dry_run: bool
 def past(stack: str | None, settings: Settings) -> list[Report]:
     """Who changed what and when."""
     with manager(settings) as found:
-        found_entries = history.entries(found.engine, deploying.chosen(found.engine, stack))
+        found_entries = history.entries(found.engine, chosen(found.engine, stack))
     return [
         {"number": e.number, "when": e.when, "who": e.who, "what": e.what, "revision": e.revision or None}
         for e in found_entries
@@ -180,7 +183,7 @@ def past(stack: str | None, settings: Settings) -> list[Report]:
 def control(stack: str | None, what: Control, settings: Settings, *, dry_run: bool) -> tuple[str, Mapping[str, Any]]:
     """Have the coordinator do something; returns the stack and the answer, empty with `dry_run`."""
     with manager(settings) as found:
-        name = deploying.chosen(found.engine, stack)
+        name = chosen(found.engine, stack)
         if dry_run:
             return name, {}
         with Coordinator(name, found, settings) as coordinator:
@@ -255,11 +258,11 @@ def read_logs(
 ) -> Iterator[logs.Line]:
     """Lines of a service, a task, or all."""
     with manager(settings) as found:
-        name = deploying.chosen(found.engine, stack)
+        name = chosen(found.engine, stack)
         began = time.time()
         seen = look(found.engine, name)
-        chosen, skipped = logs.sources(seen.observed, seen.nodes, service)
-        if not chosen and not skipped:
+        sources, skipped = logs.sources(seen.observed, seen.nodes, service)
+        if not sources and not skipped:
             if service in seen.services:
                 raise UsageError(
                     f"{service} has written no log yet", f"swarmctl status --stack {name}   # tells whether it runs"
@@ -268,7 +271,7 @@ def read_logs(
             raise UsageError(f"there is no log of {service!r} in {name}{did_you_mean(service, known)}")
         for why in skipped:
             story.warn(f"left out: {why}")
-        yield from logs.read(found.engine, chosen, since=since, tail=tail, on_skip=story.warn)
+        yield from logs.read(found.engine, sources, since=since, tail=tail, on_skip=story.warn)
         if follow:
 
             def again() -> tuple[list[logs.Source], list[str]]:
@@ -287,7 +290,7 @@ def reconcile_once(
         UnreachableError: No stack is deployed, and it may not be idle.
     """
     with manager(settings) as found:
-        names = [deploying.chosen(found.engine, stack)] if stack else stacks(found.engine)
+        names = [chosen(found.engine, stack)] if stack else stacks(found.engine)
         if not names and not may_be_idle:
             raise UnreachableError("no stack is deployed in the swarm", "swarmctl deploy --stack rwkv-tiny")
         changed = [reconcile.reconcile(name, found, settings, story, dry_run=dry_run) for name in names]
@@ -316,7 +319,7 @@ def keep(settings: Settings, registry: str, story: Story, *, install: bool, time
 def export_checkpoint(stack: str | None, checkpoint: str, folder: Path, settings: Settings, story: Story) -> Path:
     """Copy a checkpoint out of the swarm."""
     with manager(settings) as found:
-        name = deploying.chosen(found.engine, stack)
+        name = chosen(found.engine, stack)
         with Coordinator(name, found, settings) as coordinator:
             return export.export(coordinator, checkpoint, folder, story)
 
@@ -326,5 +329,5 @@ def wish(
 ) -> DeployWish:
     """What was typed after `deploy` or `plan`."""
     stack: Stack = load(stack_name)
-    chosen = registry or os.environ.get("REGISTRY") or None
-    return DeployWish(stack, chosen, allow_unpinned, reset_scale, timeout)
+    source = registry or os.environ.get("REGISTRY") or None
+    return DeployWish(stack, source, allow_unpinned, reset_scale, timeout)

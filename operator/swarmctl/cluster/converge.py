@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..console import Story
-from ..errors import SwarmctlError, WaitTimeoutError
+from ..errors import PartlyDoneError, SwarmctlError, WaitTimeoutError
 from ..fleet.engine import Engine
 from ..fleet.observe import observe_nodes
 from ..fleet.swarm import Node
@@ -174,3 +174,27 @@ def until(check: Callable[[], bool], *, deadline: float, what: str) -> None:
         if time.monotonic() > deadline:
             raise WaitTimeoutError(f"{what}: not within the time given", "--timeout SECONDS   # waits longer")
         time.sleep(_POLL_SEC)
+
+
+def tell_shortage(seen: Seen, story: Story) -> list[ServiceState]:
+    """Say what the nodes could not take; returns the services that lack something."""
+    short = [state for state in seen.services.values() if state.running < state.wished]
+    for state in short:
+        for line in state.why:
+            story.warn(f"{state.service}: {state.running} running, {line}")
+    return short
+
+
+def told_shortage(seen: Seen, stack: str, story: Story) -> Seen:
+    """Say what the nodes could not take.
+
+    Raises:
+        PartlyDoneError: Something.
+    """
+    if short := tell_shortage(seen, story):
+        raise PartlyDoneError(
+            "; ".join(f"{state.service}: {state.running} of {state.wished}" for state in short)
+            + " run; the others start by themselves when there is room",
+            f"swarmctl status --stack {stack}   # tells node by node what is missing",
+        )
+    return seen

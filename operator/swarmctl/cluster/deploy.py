@@ -1,4 +1,4 @@
-"""`swarmctl plan`, `deploy`, `scale`, `rollback`, `rm`: how what is wished comes about, as stories.
+"""`swarmctl plan`, `deploy`, `rollback`: how what is wished comes about, as stories.
 
 May import: all of ``cluster``; ``fleet`` for the engine and the nodes; ``stack``.
 """
@@ -10,20 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..console import Story
-from ..errors import PartlyDoneError, RolledBackError, SwarmctlError, UnreachableError, UsageError, WaitTimeoutError
+from ..errors import RolledBackError, SwarmctlError, UsageError, WaitTimeoutError
 from ..fleet.engine import Engine
-from ..fleet.observe import observe_nodes
 from ..fleet.swarm import CLASS, Node
 from ..fleet.where import Manager, Settings
-from ..schema import did_you_mean
-from ..stack import Stack, find, is_path, load, to_type
+from ..stack import Stack
 from . import history, training
 from .apply import apply, with_ids
 from .compose import wanted as compose
-from .converge import Seen, UpdateFailedError, failed_tasks, is_settled, look, wait
-from .diff import differences
+from .converge import Seen, UpdateFailedError, failed_tasks, is_settled, look, tell_shortage, told_shortage, wait
 from .images import pins, refuse_unsupported
-from .observe import observe_stack, stacks
+from .observe import observe_stack
 from .place import bound, home, keeping
 from .plan import (
     COORDINATOR,
@@ -37,15 +34,12 @@ from .plan import (
     eligible,
     missing,
     plan,
-    removal,
-    replicas_of,
     shown,
 )
+from .scale import following, numbered
 from .state import WISH, Observed, Raw, Wanted
-from .tasks import ServiceState, unfit
+from .tasks import unfit
 
-WISH_FILE = f"{WISH}-file"
-AUTO = "auto"
 REMOVALS = (RemoveService, RemoveNetwork, DropObject)
 
 
@@ -91,31 +85,8 @@ def _compose(wish: DeployWish, pinned: Mapping[str, Any], nodes: Sequence[Node],
     """What the file wants, with as many replicas as were wished by the file, by `scale`, or by the nodes there are."""
     base = compose(wish.stack, replicas={}, registry=wish.registry, pins=pinned)
     services = bound(base.services, base.stack)
-    others = {name: replicas_of(spec) for name, spec in services.items() if name != COORDINATOR}
-    numbers = {name: number for name, number in others.items() if number is not None}
-    for name, number in {**numbers, **wish.stack.wishes}.items():
-        kept = None if wish.reset_scale else kept_wish(observed, name, number)
-        count = kept if kept is not None else number
-        if count is None:
-            count = len(eligible(services[name], nodes))
-        labels = dict(services[name].get("Labels") or {})
-        labels[WISH_FILE] = _word(number)
-        if kept is not None:
-            labels[WISH] = str(kept)
-        services[name] = {**services[name], "Labels": labels, "Mode": {"Replicated": {"Replicas": count}}}
+    services = numbered(services, wish.stack.wishes, observed, nodes, reset=wish.reset_scale)
     return replace(base, services=services)
-
-
-def kept_wish(observed: Observed, name: str, in_file: int | None) -> int | None:
-    """What `scale` wished for a service, as long as the file says what it said then."""
-    present = observed.services.get(name)
-    labels = (present.spec.get("Labels") or {}) if present else {}
-    wish = labels.get(WISH)
-    return int(wish) if wish is not None and labels.get(WISH_FILE) == _word(in_file) else None
-
-
-def _word(number: int | None) -> str:
-    return AUTO if number is None else str(number)
 
 
 def _refuse_without_room(wanted: Wanted, observed: Observed, nodes: Sequence[Node]) -> None:
@@ -183,7 +154,7 @@ def deploy(wish: DeployWish, found: Manager, settings: Settings, story: Story, *
     seen = look(engine, stack)
     if actions:
         return told_shortage(seen, stack, story)
-    _tell_shortage(seen, story)  # and it is as it was: no failure of this command
+    tell_shortage(seen, story)  # and it is as it was: no failure of this command
     return seen
 
 
@@ -302,6 +273,7 @@ def _undo(
     changed = [action for action in actions if isinstance(action, UpdateService)]
     made = [action.service for action in actions if isinstance(action, CreateService)]
     if not changed:
+        history.record(engine, observed.stack, f"{what}: failed: {_first_line(error)}")
         raise SwarmctlError(
             f"{observed.stack} does not come up, and there is nothing to go back to: {_first_line(error)}",
             f"swarmctl logs {made[0] if made else COORDINATOR} --stack {observed.stack}",
@@ -337,139 +309,6 @@ def _revision(wanted: Wanted) -> Raw:
         "networks": wanted.networks,
         "names": sorted({*wanted.configs, *wanted.secrets}),
     }
-
-
-def _tell_shortage(seen: Seen, story: Story) -> list[ServiceState]:
-    short = [state for state in seen.services.values() if state.running < state.wished]
-    for state in short:
-        for line in state.why:
-            story.warn(f"{state.service}: {state.running} running, {line}")
-    return short
-
-
-def told_shortage(seen: Seen, stack: str, story: Story) -> Seen:
-    """Say what the nodes could not take.
-
-    Raises:
-        PartlyDoneError: Something.
-    """
-    if short := _tell_shortage(seen, story):
-        raise PartlyDoneError(
-            "; ".join(f"{state.service}: {state.running} of {state.wished}" for state in short)
-            + " run; the others start by themselves when there is room",
-            f"swarmctl status --stack {stack}   # tells node by node what is missing",
-        )
-    return seen
-
-
-# scale, rollback, rm --------------------------------------------------------------------------------------------
-
-
-def chosen(engine: Engine, name: str | None, there: Sequence[str] | None = None) -> str:
-    """The stack that is meant, by its name or its file; without a name, the only one.
-
-    Args:
-        engine: A manager's.
-        name: What was typed.
-        there: Stacks to choose from; default: those that have services.
-
-    Raises:
-        UsageError: There are several and none was named.
-        UnreachableError: It is not deployed.
-    """
-    there = stacks(engine) if there is None else there
-    path = find(name) if name is not None and is_path(name) else None
-    if path is not None:
-        name = load(str(path)).name
-    if name is None and len(there) == 1:
-        return there[0]
-    if name is None and there:
-        raise UsageError("several stacks are deployed; say which", *(f"--stack {other}" for other in there))
-    if name is None or name not in there:
-        also = f"; deployed are {', '.join(there)}" if there else ""
-        raise UnreachableError(
-            f"{name or 'no stack'} is {'not ' if name else ''}deployed in the swarm{also}",
-            f"swarmctl deploy --stack {to_type(name or 'rwkv-tiny', path)}",
-        )
-    return name
-
-
-def scaled(observed: Observed, wishes: Mapping[str, int | None], nodes: Sequence[Node]) -> list[StackAction]:
-    """What brings services to other numbers; None: as many as there are nodes.
-
-    Raises:
-        UsageError: A service is not there, or is the coordinator.
-    """
-    actions: list[StackAction] = []
-    for name, wish in wishes.items():
-        if name == COORDINATOR:
-            raise UsageError("there is always one coordinator", "swarmctl scale worker-rpi 20")
-        if name not in observed.services:
-            known = [service for service in observed.services if service != COORDINATOR]
-            raise UsageError(
-                f"{observed.stack} has no service {name!r}{did_you_mean(name, known)}",
-                *(f"swarmctl scale {other} 1" for other in known),
-            )
-        present = observed.services[name]
-        if replicas_of(present.spec) is None:
-            raise UsageError(
-                f"{name} runs once on every node that its constraints allow (mode: global), so it has no number",
-                "# services: … deploy: {mode: replicated}   # in the stack file, if it is to have one",
-            )
-        labels = {key: value for key, value in (present.spec.get("Labels") or {}).items() if key != WISH}
-        if wish is not None:
-            labels[WISH] = str(wish)
-        count = len(eligible(present.spec, nodes)) if wish is None else wish
-        spec = {**present.spec, "Labels": labels, "Mode": {"Replicated": {"Replicas": count}}}
-        found = differences(present.spec, spec, {"Labels": present.spec.get("Labels") or {}})
-        if found:
-            actions.append(UpdateService(name, present.id, present.version, spec, tuple(found), restarts=False))
-    return actions
-
-
-def scale(
-    stack: str, wishes: Mapping[str, int | None], found: Manager, story: Story, *, timeout: float, what: str
-) -> Seen:
-    """Bring services to other numbers, and wait for what the nodes can take.
-
-    Raises:
-        PartlyDoneError: There are fewer nodes than were wished; the wish is kept.
-    """
-    engine = found.engine
-    with history.lock(engine, stack, what):
-        observed = observe_stack(engine, stack)
-        actions = scaled(observed, wishes, found.swarm.nodes)
-        if not actions:
-            story.same("nothing to change")
-        for action in actions:
-            assert isinstance(action, UpdateService)
-            old, new = replicas_of(observed.services[action.service].spec), replicas_of(action.spec)
-            story.change(
-                "~", f"{action.service}: {old} → {new}" if old != new else f"{action.service}: {new} is the wish"
-            )
-            apply(action, engine)
-        if actions:
-            wait(engine, stack, list(wishes), story, deadline=time.monotonic() + timeout, before=failed_tasks(observed))
-            history.record(engine, stack, what)
-    seen = look(engine, stack)
-    only = {name: state for name, state in seen.services.items() if name in wishes}
-    told_shortage(replace(seen, services=only), stack, story)
-    return seen
-
-
-def following(name: str, spec: Raw, observed: Observed, nodes: Sequence[Node]) -> Raw:
-    """A kept spec with as many replicas as are wished now: by `scale` since, or by the nodes there are."""
-    labels = dict(spec.get("Labels") or {})
-    if WISH_FILE not in labels or replicas_of(spec) is None:
-        return spec
-    present = observed.services.get(name)
-    now: Mapping[str, Any] = (present.spec.get("Labels") or {}) if present else labels
-    if WISH in now:
-        labels[WISH], count = now[WISH], int(now[WISH])
-    else:
-        labels.pop(WISH, None)
-        count = len(eligible(spec, nodes)) if labels[WISH_FILE] == AUTO else int(labels[WISH_FILE])
-    return {**spec, "Labels": labels, "Mode": {"Replicated": {"Replicas": count}}}
 
 
 def rollback(
@@ -508,48 +347,3 @@ def rollback(
         made = _change(actions, wanted, observed, found, settings, story, kept, timeout=timeout, what=what)
         story.done(f"revision {made} of {stack}, the same as {number}")
     return told_shortage(look(engine, stack), stack, story)
-
-
-def remove(stack: str, found: Manager, story: Story, *, timeout: float, what: str) -> None:
-    """Remove a stack, all but its volumes: workers first, and wait until its tasks and networks are gone.
-
-    Raises:
-        WaitTimeoutError: They are not in time.
-    """
-    engine = found.engine
-    with history.lock(engine, stack, what):
-        observed = observe_stack(engine, stack)
-        actions = removal(observed)
-        deadline = time.monotonic() + timeout
-        services = [action for action in actions if isinstance(action, RemoveService)]
-        workers = [service for service in services if service.service != COORDINATOR]
-        lead = [service for service in services if service.service == COORDINATOR]
-        for those, words in ((workers, "workers removed"), (lead, "coordinator removed")):
-            for service in those:
-                apply(service, engine)
-            if those:
-                left = _wait_until_gone(engine, {service.id for service in those}, deadline, stack)
-                story.done(words)
-                if left:
-                    story.warn(f"{', '.join(left)}: down; what still runs there ends when the machine is back")
-        for action in actions:
-            if action not in services:
-                apply(action, engine)
-    story.done(f"{stack} removed", "volumes stay")
-
-
-def _wait_until_gone(engine: Engine, service_ids: set[str], deadline: float, stack: str) -> list[str]:
-    """Wait until tasks have ended, but for those on nodes that are down, from which nothing is heard; returns these."""
-    while True:
-        nodes = {node.id: node for node in observe_nodes(engine)}
-        left = [task for task in engine.tasks() if task["ServiceID"] in service_ids and _lives(task)]
-        there = [node for task in left if (node := nodes.get(task.get("NodeID", "")))]
-        if all(node.state != "ready" for node in there):
-            return sorted({node.hostname for node in there})
-        if time.monotonic() > deadline:
-            raise WaitTimeoutError(f"{len(left)} tasks of {stack} have not ended yet", f"swarmctl rm --stack {stack}")
-        time.sleep(0.3)
-
-
-def _lives(task: Raw) -> bool:
-    return task["Status"]["State"] in {"running", "starting", "preparing", "assigned", "accepted", "ready"}

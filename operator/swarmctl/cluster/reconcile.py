@@ -17,10 +17,11 @@ from ..fleet.where import Manager, Settings
 from ..stack import to_type
 from . import history
 from .converge import failed_tasks, wait
-from .deploy import carry_out, checkpoint_before, following, tell
+from .deploy import carry_out, checkpoint_before, tell
 from .observe import observe_stack
 from .place import keeping
 from .plan import DropObject, StackAction, describe, plan
+from .scale import following
 from .state import Observed, Wanted
 
 _TIMEOUT_SEC = 180.0
