@@ -17,7 +17,9 @@ from .observe import observe_again, observe_stack
 from .state import Observed, Task
 from .tasks import ServiceState, states
 
-_POLL_SEC = 0.5
+_POLL_SEC = 0.3
+# A look is not repeated before this many times as long as it took: on a busy machine it would slow what it waits for.
+_SHARE = 6
 FAILURES_TO_GIVE_UP = 3
 LAST_WORDS = 4
 _NO_NODE = "no suitable node"
@@ -76,6 +78,7 @@ def wait(
     """
     done = set(told)
     with story.waiting(f"waits for {', '.join(services)}") as show:
+        began = time.monotonic()
         seen = look(engine, stack)
         while True:
             here = [state for name, state in seen.services.items() if name in services]
@@ -94,7 +97,8 @@ def wait(
                     f"swarmctl status --stack {stack}",
                     f"swarmctl logs {next(s.service for s in here if not is_settled(s, seen))} --stack {stack}",
                 )
-            time.sleep(_POLL_SEC)
+            time.sleep(max(_POLL_SEC, _SHARE * (time.monotonic() - began)))
+            began = time.monotonic()
             seen = _seen(observe_again(engine, seen.observed), engine)
 
 

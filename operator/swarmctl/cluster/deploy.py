@@ -6,6 +6,7 @@ May import: all of ``cluster``; ``fleet`` for the engine and the nodes; ``stack`
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +112,9 @@ def _refuse_without_room(wanted: Wanted, observed: Observed, nodes: Sequence[Nod
 
 def _revisions(engine: Engine, stack: str) -> list[dict[str, Any]]:
     """What each kept revision holds, oldest first."""
-    return [history.revision(engine, entry) for entry in history.entries(engine, stack) if entry.revision]
+    entries = [entry for entry in history.entries(engine, stack) if entry.revision]
+    with ThreadPoolExecutor(len(entries) or 1) as pool:  # one after the other they take seconds on a slow link
+        return list(pool.map(lambda entry: history.revision(engine, entry), entries))
 
 
 # Telling --------------------------------------------------------------------------------------------------------
