@@ -113,11 +113,13 @@ def _named(name: str) -> Profile:
 
 
 def _has_battery(supplies: Path) -> bool:
-    """Whether a battery drives the machine; those of a mouse or a headset have scope Device."""
+    """Whether a battery drives the machine; a mouse's has scope Device, and one that was taken out is not present."""
     if not supplies.is_dir():
         return False
     return any(
-        _read(supply / "type").strip() == "Battery" and _read(supply / "scope").strip() != "Device"
+        _read(supply / "type").strip() == "Battery"
+        and _read(supply / "scope").strip() != "Device"
+        and _read(supply / "present").strip() != "0"
         for supply in supplies.iterdir()
     )
 

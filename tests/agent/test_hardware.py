@@ -55,18 +55,24 @@ def test_no_limit_means_the_machine(tmp_path: Path, limit: str) -> None:
     assert hardware.usable_cores(root) == hardware.usable_cores(nothing)
 
 
-def test_a_battery_makes_a_laptop_but_not_that_of_a_mouse(tmp_path: Path) -> None:
+def test_a_battery_makes_a_laptop_but_not_that_of_a_mouse_nor_one_that_was_taken_out(tmp_path: Path) -> None:
     mouse = machine(
         tmp_path / "desktop",
         {
             "sys/class/power_supply/hid/type": "Battery\n",
             "sys/class/power_supply/hid/scope": "Device\n",
+            "sys/class/power_supply/BAT0/type": "Battery\n",
+            "sys/class/power_supply/BAT0/present": "0\n",
             "sys/class/dmi/id/chassis_type": "3\n",
         },
     )
     laptop = machine(
         tmp_path / "laptop",
-        {"sys/class/power_supply/BAT0/type": "Battery\n", "sys/class/power_supply/AC/type": "Mains\n"},
+        {
+            "sys/class/power_supply/BAT0/type": "Battery\n",
+            "sys/class/power_supply/BAT0/present": "1\n",
+            "sys/class/power_supply/AC/type": "Mains\n",
+        },
     )
     wanted = Hardware(max_memory_mb=8192)
     assert hardware.detect(wanted, mouse).profile is Profile.DESKTOP_MID

@@ -31,6 +31,7 @@ from .observe import observe_stack, stacks
 from .place import home, is_bound
 from .plan import COORDINATOR, StackAction, as_data, removal
 from .state import Task
+from .tasks import has_failed
 from .training import Coordinator, checkpoint_first
 from .which import chosen
 
@@ -117,7 +118,7 @@ def _failing(seen: Seen) -> dict[str, Task]:
     found = {}
     for name, state in seen.services.items():
         service_id = seen.observed.services[name].id
-        failed = [task for task in seen.observed.tasks if task.service_id == service_id and task.state == "failed"]
+        failed = [task for task in seen.observed.tasks if task.service_id == service_id and has_failed(task)]
         if failed and not state.whole:
             found[name] = max(failed, key=lambda task: task.since)
     return found

@@ -1,6 +1,6 @@
 """Waits until a stack is as it was wished, shows how far it is, and finds out when it will never be.
 
-May import: ``observe``, ``tasks``, ``state``; ``fleet`` for the engine and the nodes.
+May import: ``observe``, ``plan``, ``tasks``, ``state``; ``fleet`` for the engine and the nodes.
 """
 
 import time
@@ -14,15 +14,16 @@ from ..fleet.observe import observe_nodes
 from ..fleet.swarm import Node
 from .logs import written
 from .observe import observe_again, observe_stack
+from .plan import COORDINATOR
 from .state import Observed, Task
-from .tasks import ServiceState, states
+from .tasks import ServiceState, has_failed, states, unfit
 
 _POLL_SEC = 0.3
 # A look is not repeated before this many times as long as it took: on a busy machine it would slow what it waits for.
 _SHARE = 6
 FAILURES_TO_GIVE_UP = 3
 LAST_WORDS = 4
-_NO_NODE = "no suitable node"
+NO_NODE = "no suitable node"
 
 
 class UpdateFailedError(SwarmctlError):
@@ -80,38 +81,59 @@ def wait(
     with story.waiting(f"waits for {', '.join(services)}") as show:
         began = time.monotonic()
         seen = look(engine, stack)
+        stale = _refusals_of_before(seen)
         while True:
             here = [state for name, state in seen.services.items() if name in services]
             show(_progress(here))
             for state in here:
                 _give_up_where_hopeless(engine, state, seen, before)
-                if is_settled(state, seen) and state.service not in done:
+                if is_settled(state, seen, stale) and state.service not in done:
                     done.add(state.service)
                     story.done(f"{state.service}: {state.running} of {state.wished} running")
-            if all(is_settled(state, seen) for state in here):
+            if all(is_settled(state, seen, stale) for state in here):
                 return seen
             if time.monotonic() > deadline:
-                missing = "; ".join(_line(state) for state in here if not is_settled(state, seen))
+                missing = "; ".join(_line(state) for state in here if not is_settled(state, seen, stale))
                 raise WaitTimeoutError(
                     f"not all of {stack} runs yet: {missing}. The swarm goes on with it.",
                     f"swarmctl status --stack {stack}",
-                    f"swarmctl logs {next(s.service for s in here if not is_settled(s, seen))} --stack {stack}",
+                    f"swarmctl logs {next(s.service for s in here if not is_settled(s, seen, stale))} --stack {stack}",
                 )
             time.sleep(max(_POLL_SEC, _SHARE * (time.monotonic() - began)))
             began = time.monotonic()
             seen = _seen(observe_again(engine, seen.observed), engine)
 
 
-def is_settled(state: ServiceState, seen: Seen) -> bool:
-    """Whether nothing more will come of waiting: all tasks run, or wait for a node that is not there."""
+def is_settled(state: ServiceState, seen: Seen, stale: Collection[tuple[str, str]] = ()) -> bool:
+    """Whether nothing more will come of waiting: all tasks run, or wait for a node that is not there.
+
+    Args:
+        state: Of a service.
+        seen: The look that it is from.
+        stale: Tasks and times of "no suitable node" that say nothing about now.
+    """
     update = seen.observed.services[state.service].update.get("State", "")
     if update in {"updating", "rollback_started"} or state.starting:
         return False
     if any(not task.current and task.wanted == "running" for task in _running(state, seen.nodes)):
         return False  # the swarm has not come round to replacing it yet
-    stuck = [task for task in state.tasks if task.wanted == "running" and not task.node_id and _NO_NODE in task.error]
+    stuck = [task for task in refused(state) if (task.id, task.since) not in stale]
     to_end = [task for task in _running(state, seen.nodes) if task.wanted != "running"]
     return state.running + len(stuck) >= state.wished and not to_end
+
+
+def refused(state: ServiceState) -> list[Task]:
+    """Tasks for which the scheduler has found no node; it says so anew each time it has tried."""
+    return [task for task in state.tasks if task.wanted == "running" and not task.node_id and NO_NODE in task.error]
+
+
+def _refusals_of_before(seen: Seen) -> set[tuple[str, str]]:
+    """Of a coordinator that has a place again by now; for workers a free node would have been found at once."""
+    state = seen.services.get(COORDINATOR)
+    spec = seen.observed.services[COORDINATOR].spec if state else {}
+    if state is None or all(unfit(spec, node, seen.observed) for node in seen.nodes):
+        return set()
+    return {(task.id, task.since) for task in refused(state)}
 
 
 def _running(state: ServiceState, nodes: Sequence[Node]) -> list[Task]:
@@ -126,7 +148,7 @@ def _give_up_where_hopeless(engine: Engine, state: ServiceState, seen: Seen, bef
         task
         for task in seen.observed.tasks
         if task.service_id == service.id
-        and task.state in {"failed", "rejected"}
+        and has_failed(task)
         and task.id not in before
         and task.current  # those of an earlier spec may go on failing until they are replaced
     ]
@@ -155,7 +177,7 @@ def last_words(engine: Engine, task: Task) -> list[str]:
 
 def failed_tasks(observed: Observed) -> frozenset[str]:
     """Ids of all tasks that have failed so far."""
-    return frozenset(task.id for task in observed.tasks if task.state in {"failed", "rejected"})
+    return frozenset(task.id for task in observed.tasks if has_failed(task))
 
 
 def _progress(states_: Sequence[ServiceState]) -> str:

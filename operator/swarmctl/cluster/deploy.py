@@ -146,9 +146,10 @@ def deploy(wish: DeployWish, found: Manager, settings: Settings, story: Story, *
     with history.lock(engine, stack, what):
         wanted, observed, actions = prepare(wish, found, story)
         if actions:
-            kept = _revision(wanted)
+            kept = None if _is_last_revision(wanted, engine) else _revision(wanted)
             number = _change(actions, wanted, observed, found, settings, story, kept, timeout=wish.timeout, what=what)
-            story.done(f"revision {number} of {stack}")
+            if number:
+                story.done(f"revision {number} of {stack}")
         else:
             story.same("nothing to change")
             _wait_for_all(wanted, engine, story, time.monotonic() + wish.timeout)
@@ -193,7 +194,7 @@ def _change(
     found: Manager,
     settings: Settings,
     story: Story,
-    revision: Raw,
+    revision: Raw | None,
     *,
     timeout: float,
     what: str,
@@ -201,7 +202,7 @@ def _change(
     """Tell what changes, change it, and wait until it runs; what does not run is rolled back.
 
     Returns:
-        The number under which the revision is kept.
+        The number under which the revision is kept; 0 where there is none to keep.
     """
     tell(story, actions)
     deadline, engine = time.monotonic() + timeout, found.engine
@@ -314,10 +315,17 @@ def _revision(wanted: Wanted) -> Raw:
     }
 
 
+def _one_before(stack: str, entries: Sequence[history.Entry], kept: Sequence[Raw]) -> int:
+    for entry, revision in reversed(list(zip(entries, kept, strict=True))[:-1]):
+        if _without_numbers(revision["services"]) != _without_numbers(kept[-1]["services"]):
+            return entry.revision
+    raise UsageError(f"{stack} has no revision to go back to", f"swarmctl history --stack {stack}")
+
+
 def rollback(
     stack: str, number: int | None, found: Manager, settings: Settings, story: Story, *, timeout: float, what: str
 ) -> Seen:
-    """Go back to an earlier revision; without a number, to the one before the last.
+    """Go back to an earlier revision; without a number, to the last one that was another.
 
     Raises:
         UsageError: There is no such revision.
@@ -326,9 +334,7 @@ def rollback(
     engine = found.engine
     revisions = [entry for entry in history.entries(engine, stack) if entry.revision]
     if number is None:
-        if len(revisions) < 2:
-            raise UsageError(f"{stack} has no revision to go back to", f"swarmctl history --stack {stack}")
-        number = revisions[-2].revision
+        number = _one_before(stack, revisions, _revisions(engine, stack))
     entry = next((entry for entry in revisions if entry.revision == number), None)
     if entry is None:
         raise UsageError(

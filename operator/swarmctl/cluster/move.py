@@ -17,7 +17,7 @@ from ..fleet.where import Manager, Settings, engine_of
 from ..stack import to_type
 from . import history
 from .apply import set_node_label
-from .converge import failed_tasks, until, wait
+from .converge import Seen, look, refused, until
 from .observe import observe_stack
 from .place import is_bound, label, places, volume
 from .plan import COORDINATOR
@@ -52,7 +52,7 @@ def move(
 
     Args:
         stack: Whose.
-        source: Where its checkpoints are. If it is down, they stay there, and training begins anew.
+        source: Where its checkpoints are. If it is down, they stay there.
         target: Where it goes.
         found: The swarm.
         settings: How to reach the two machines.
@@ -68,22 +68,26 @@ def move(
         observed = observe_stack(found.engine, stack)
         spec = observed.services[COORDINATOR].spec
         if source.state != "ready":
+            what += ", without its checkpoints"
+            story.warn(f"{stack} goes on from an older checkpoint that {target.hostname} may have, or begins anew")
             _switch(stack, source, target, found.engine)
+            _wait_until_it_runs(stack, target, found.engine, story, deadline)
         else:
             # Reached before anything is stopped.
             engines = [ways.enter_context(engine_of(node, found, settings)) for node in (source, target)]
             engines[1].pull(spec["TaskTemplate"]["ContainerSpec"]["Image"])
             checkpoint_first(stack, found, settings, story)
-            set_node_label(found.engine, source.id, label(stack), MOVING)
             try:
+                set_node_label(found.engine, source.id, label(stack), MOVING)
                 _wait_until_stopped(spec["Name"], engines[0], story, deadline)
                 _copy(spec, source, target, engines, story)
                 _switch(stack, source, target, found.engine)
+                _wait_until_it_runs(stack, target, found.engine, story, deadline)
             except BaseException:
+                story.warn(f"the coordinator of {stack} goes on on {source.hostname}")
                 set_node_label(found.engine, target.id, label(stack), None)
                 set_node_label(found.engine, source.id, label(stack), HERE)
                 raise
-        wait(found.engine, stack, [COORDINATOR], story, deadline=deadline, before=failed_tasks(observed))
         history.record(found.engine, stack, what)
     story.done(what)
 
@@ -97,6 +101,27 @@ def _wait_until_stopped(service: str, engine: Engine, story: Story, deadline: fl
     # Its own engine knows; to the managers a task that may not be there has ended at once.
     with story.waiting("waits for the coordinator to stop"):
         until(lambda: not engine.runs_task_of(service), deadline=deadline, what=f"{service} still runs")
+
+
+def _wait_until_it_runs(stack: str, target: Node, engine: Engine, story: Story, deadline: float) -> None:
+    before = _refusals(look(engine, stack))
+
+    def runs() -> bool:
+        seen = look(engine, stack)
+        if new := _refusals(seen) - before:
+            raise SwarmctlError(
+                f"{target.hostname} does not take the coordinator of {stack}: {next(iter(new))[2]}",
+                f"swarmctl status --stack {stack}",
+            )
+        tasks = seen.services[COORDINATOR].tasks
+        return any(task.node_id == target.id and task.state == "running" for task in tasks)
+
+    with story.waiting(f"waits for the coordinator on {target.hostname}"):
+        until(runs, deadline=deadline, what=f"the coordinator of {stack} does not run on {target.hostname}")
+
+
+def _refusals(seen: Seen) -> set[tuple[str, str, str]]:
+    return {(task.id, task.since, task.error) for task in refused(seen.services[COORDINATOR])}
 
 
 def _copy(spec: Raw, source: Node, target: Node, engines: Sequence[Engine], story: Story) -> None:
@@ -151,7 +176,8 @@ def refuse_unwished(stack: str, source: Node, target: Node | None, found: Manage
     if source.state != "ready":
         raise UsageError(
             f"{source.hostname} is {source.state}, so the checkpoints of {stack} can't be taken to {target.hostname}",
-            f"swarmctl drain {source.hostname} --yes   # begin anew on {target.hostname}, without them",
+            f"swarmctl drain {source.hostname} --yes   # go on on {target.hostname} without them: from an older one that "
+            "it may have, or anew",
         )
     if not is_bound(observe_stack(found.engine, stack).services[COORDINATOR].spec, stack):
         raise UsageError(

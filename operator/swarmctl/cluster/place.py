@@ -3,7 +3,7 @@
 A volume is on one node. Docker Swarm knows nothing of that: it starts a coordinator on any node that fits, where it
 begins anew. So a label of the node says whose checkpoints it has, and the coordinator's constraint asks for it. With a
 label a stack that was removed finds its checkpoints when it is deployed again, a machine that rejoins has them back,
-and no kept revision says where the coordinator was then. May import: ``plan``, ``state``; ``fleet.swarm``.
+and no kept revision says where the coordinator was then. May import: ``plan``, ``tasks``, ``state``; ``fleet.swarm``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from dataclasses import replace
 from ..fleet.swarm import Node
 from .plan import COORDINATOR, KeepCheckpoints, StackAction, eligible
 from .state import CHECKPOINTS, HERE, Observed, Raw, Wanted
+from .tasks import too_small
 
 
 def label(stack: str) -> str:
@@ -50,7 +51,8 @@ def home(stack: str, nodes: Sequence[Node]) -> Node | None:
 def places(spec: Raw, stack: str, nodes: Sequence[Node]) -> list[Node]:
     """Nodes that can take the coordinator, wherever its checkpoints are; the best first."""
     free = _with(spec, [rule for rule in _constraints(spec) if rule != _rule(stack)])
-    return sorted(eligible(free, nodes), key=lambda node: (-node.memory_mb, -node.cores, node.hostname))
+    fitting = [node for node in eligible(free, nodes) if not too_small(spec, node)]
+    return sorted(fitting, key=lambda node: (-node.memory_mb, -node.cores, node.hostname))
 
 
 def keeping(wanted: Wanted, observed: Observed, nodes: Sequence[Node]) -> tuple[list[StackAction], list[Node]]:
@@ -67,12 +69,14 @@ def keeping(wanted: Wanted, observed: Observed, nodes: Sequence[Node]) -> tuple[
 
 
 def _first(spec: Raw, stack: str, observed: Observed, nodes: Sequence[Node]) -> Node | None:
-    """Where a coordinator runs that nobody has given a place yet; else the best place there is."""
-    fitting = places(spec, stack, nodes)
+    """Where a coordinator ran last that has no place, or has lost it; else the best place there is."""
     service = observed.services.get(COORDINATOR)
     own = [task for task in observed.tasks if service and task.service_id == service.id]
-    there = {task.node_id for task in own if task.state == "running"}
-    return next((node for node in fitting if node.id in there), fitting[0] if fitting else None)
+    by_id = {node.id: node for node in nodes}
+    for task in sorted(own, key=lambda task: (task.state == "running", task.since), reverse=True):
+        if node := by_id.get(task.node_id):
+            return node
+    return next(iter(places(spec, stack, nodes)), None)
 
 
 def _rule(stack: str) -> str:

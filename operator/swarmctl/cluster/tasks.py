@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from ..fleet.swarm import CLASS, MEMORY, Node, dockers_arch
 from .plan import eligible, holds, replicas_of
-from .state import CHECKPOINTS, Observed, Raw, Service, Task
+from .state import CHECKPOINTS, MOVING, Observed, Raw, Service, Task
 
 _STARTING = {"new", "pending", "assigned", "accepted", "preparing", "ready", "starting"}
+_SENT_AWAY = "no longer meets constraints"
 _MIB = 1 << 20
 
 
@@ -56,7 +57,7 @@ def judge(name: str, service: Service, observed: Observed, nodes: Sequence[Node]
     starting = [task for task in wanted if task.state in _STARTING and task.node_id]
     waiting = [task for task in wanted if task.state in _STARTING and not task.node_id]
     # Those of an earlier spec say nothing about this one.
-    failed = [task for task in own if task.state in {"failed", "rejected"} and task.current]
+    failed = [task for task in own if has_failed(task) and task.current]
     count = replicas_of(service.spec)
     wished = len(eligible(service.spec, nodes)) if count is None else count
     return ServiceState(
@@ -69,6 +70,11 @@ def judge(name: str, service: Service, observed: Observed, nodes: Sequence[Node]
         tuple(_why(service.spec, wished, len(running), waiting, failed, observed, nodes)),
         tuple(newest),
     )
+
+
+def has_failed(task: Task) -> bool:
+    """Whether a task has failed by itself, and was not merely sent away when a node's label was changed."""
+    return task.state in {"failed", "rejected"} and _SENT_AWAY not in task.error
 
 
 def _newest(tasks: Sequence[Task]) -> list[Task]:
@@ -126,11 +132,18 @@ def unfit(spec: Raw, node: Node, observed: Observed) -> str:
     for rule in placement.get("Constraints") or []:
         if not holds(rule, node):
             if CHECKPOINTS in rule:
-                return "without its checkpoints"
+                return _where_its_checkpoints_are(rule, node)
             return f"without {rule.replace('node.labels.', 'label ').replace(' == ', '=').replace('==', '=')}"
     if (most := placement.get("MaxReplicas")) and _running_there(spec, node, observed) >= most:
         return f"with {most} of it already"
-    return _too_small(spec, node) or _other_platform(placement, node)
+    return too_small(spec, node) or _other_platform(placement, node)
+
+
+def _where_its_checkpoints_are(rule: str, node: Node) -> str:
+    key = rule.partition("==")[0].strip().removeprefix("node.labels.")
+    if node.labels.get(key) == MOVING:
+        return "from which its checkpoints were to be moved (swarmctl reconcile: it goes on there)"
+    return "without its checkpoints"
 
 
 def _running_there(spec: Raw, node: Node, observed: Observed) -> int:
@@ -140,7 +153,8 @@ def _running_there(spec: Raw, node: Node, observed: Observed) -> int:
     )
 
 
-def _too_small(spec: Raw, node: Node) -> str:
+def too_small(spec: Raw, node: Node) -> str:
+    """Why a node could not take a service even if nothing else ran there; empty: it could."""
     reserved = (spec["TaskTemplate"].get("Resources") or {}).get("Reservations") or {}
     memory_mb = int(reserved.get("MemoryBytes") or 0) // _MIB
     has_mb = node.memory_mb or int(node.labels.get(MEMORY) or 0)

@@ -427,7 +427,7 @@ def label_auto(names: Sequence[str], settings: Settings, story: Story, *, dry_ru
         if not names:
             _tell_down(found, story)
         changed = [labelled for labelled in decided if labelled.actions]
-        rows = [_label_row(labelled) for labelled in decided]
+        rows = [_label_row(labelled, "would change" if dry_run else "changed") for labelled in decided]
         for labelled in decided:
             tell_actions(story, labelled.actions)
         if not dry_run:
@@ -461,7 +461,7 @@ def _tell_down(found: Manager, story: Story) -> None:
         story.warn(f"down, so not looked at: {', '.join(down)}; swarmctl nodes tells why")
 
 
-def _label_row(labelled: labelling.Labelling) -> Row:
+def _label_row(labelled: labelling.Labelling, changed: str) -> Row:
     machine = labelled.machine
     node, evidence, error = machine.node, machine.evidence, machine.error
     assert node
@@ -476,7 +476,7 @@ def _label_row(labelled: labelling.Labelling) -> Row:
         "confidence": evidence.confidence if evidence else "",
         "evidence": list(evidence.reasons) if evidence else [],
         "probed_class": evidence.hardware_class if evidence else "",
-        "result": "failed" if error else "changed" if labelled.actions else "same",
+        "result": "failed" if error else changed if labelled.actions else "same",
         "actions": [as_data(action) for action in labelled.actions],
         "error": str(error) if error else "",
         "remedy": list(error.next_steps) if error else [],

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import docker
 import requests
 from docker import auth
-from docker.errors import APIError, DockerException, create_api_error_from_http_exception
+from docker.errors import APIError, DockerException, NotFound, create_api_error_from_http_exception
 from urllib3.exceptions import HTTPError
 
 from ..errors import SwarmctlError, UnreachableError, WaitTimeoutError
@@ -307,6 +307,8 @@ class Engine:
     def container(self, image: str, command: Sequence[str], volume: str, folder: str) -> Iterator[str]:
         """A container beside the swarm, with a volume in a folder; its id. It is not started, and removed at the end.
 
+        One that was left by somebody who was killed in the middle goes first.
+
         Raises:
             EngineError: The engine refused.
         """
@@ -314,7 +316,10 @@ class Engine:
         def create() -> str:
             mount = docker.types.Mount(folder, volume, type="volume")
             config = self._client.create_host_config(mounts=[mount], network_mode="none")
-            made: Raw = self._client.create_container(image, list(command), host_config=config)
+            name = f"swarmctl-{volume}"
+            with suppress(NotFound):
+                self._client.remove_container(name, force=True)
+            made: Raw = self._client.create_container(image, list(command), name=name, host_config=config)
             return str(made["Id"])
 
         self.pull(image)
