@@ -176,8 +176,7 @@ def refuse_unwished(stack: str, source: Node, target: Node | None, found: Manage
     if source.state != "ready":
         raise UsageError(
             f"{source.hostname} is {source.state}, so the checkpoints of {stack} can't be taken to {target.hostname}",
-            f"swarmctl drain {source.hostname} --yes   # go on on {target.hostname} without them: from an older one that "
-            "it may have, or anew",
+            f"swarmctl drain {source.hostname} --yes   # without them: from an older one on {target.hostname}, or anew",
         )
     if not is_bound(observe_stack(found.engine, stack).services[COORDINATOR].spec, stack):
         raise UsageError(
