@@ -427,6 +427,24 @@ def test_drain_takes_the_coordinator_and_its_checkpoint_to_another_server(lab: L
     assert "nothing to change" in run("reconcile").stderr
     assert coordinators_node(status(run)) == target
 
+    # A node that has no room for it: it stays where it is, and so does the node's work.
+    docker = lab.nodes["server-1"].docker
+    memory = lab.nodes[source].api.info()["MemTotal"] - (512 << 20)  # a worker has 256 MiB there, it wants 512
+    options = ["--constraint", f"node.hostname=={source}", "--reserve-memory", str(memory)]
+    docker("service", "create", "--name", "hog", *options, images.tiny(lab))
+    refused = run("drain", target, code=1).stderr
+    assert f"{source} does not take the coordinator" in refused
+    assert coordinators_node(await_status(run, lambda facts: facts["state"] == "training")) == target
+    docker("service", "rm", "hog")
+
+    # Somebody takes the label away, which stops it: it comes back to its checkpoints.
+    docker("node", "update", "--label-rm", "fdtc.checkpoints.small", target)
+    before = after
+    assert f"keep the coordinator and its checkpoints on {target}" in run("reconcile").stderr
+    after = await_status(run, lambda facts: facts["state"] == "training")
+    assert coordinators_node(after) == target
+    assert after["training"]["version"] >= before["training"]["version"]
+
 
 def test_a_stack_with_many_mistakes_tells_them_all_with_line_and_column(
     run: Callable[..., Any], tmp_path: Path

@@ -96,10 +96,11 @@ def _refuse_without_room(wanted: Wanted, observed: Observed, nodes: Sequence[Nod
     if node := home(wanted.stack, nodes):
         again = {"down": f"# switch {node.hostname} on", "drained": f"swarmctl activate {node.hostname}"}
         reason = unfit(wanted.services[COORDINATOR], node, observed)
+        move = f"swarmctl drain {node.hostname}   # takes coordinator and checkpoints to another node"
+        steps = [again[reason], move] if reason in again else ["# deploy without that rule first, to be able to:", move]
         raise SwarmctlError(
             f"the coordinator of {wanted.stack} belongs on {node.hostname}, which has its checkpoints and is {reason}",
-            *([again[reason]] if reason in again else []),
-            f"swarmctl drain {node.hostname}   # takes coordinator and checkpoints to another node",
+            *steps,
         )
     rules = (wanted.services[COORDINATOR]["TaskTemplate"].get("Placement") or {}).get("Constraints") or []
     classes = sorted({node.labels.get(CLASS, "no class") for node in nodes})
