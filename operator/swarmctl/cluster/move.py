@@ -19,7 +19,7 @@ from . import history
 from .apply import set_node_label
 from .converge import Seen, look, refused, until
 from .observe import observe_stack
-from .place import is_bound, label, places, volume
+from .place import home, is_bound, label, places, volume
 from .plan import COORDINATOR
 from .state import HERE, MOVING, Raw
 from .training import checkpoint_first
@@ -65,8 +65,11 @@ def move(
     """
     what = f"moved the coordinator from {source.hostname} to {target.hostname}"
     with history.lock(found.engine, stack, f"swarmctl drain {source.hostname}"), ExitStack() as ways:
-        observed = observe_stack(found.engine, stack)
-        spec = observed.services[COORDINATOR].spec
+        now = home(stack, found.again().nodes)
+        if now is None or now.id != source.id:  # somebody else was quicker than the lock
+            story.same(f"the coordinator of {stack} is not on {source.hostname} any more")
+            return
+        spec = observe_stack(found.engine, stack).services[COORDINATOR].spec
         if source.state != "ready":
             what += ", without its checkpoints"
             story.warn(f"{stack} goes on from an older checkpoint that {target.hostname} may have, or begins anew")
