@@ -176,12 +176,13 @@ def refuse_unwished(stack: str, source: Node, target: Node | None, found: Manage
             f"the coordinator of {stack} is on {source.hostname}, and no other node can take it: training would stop",
             f"swarmctl drain {source.hostname} --yes   # stop it all the same; a checkpoint is written first",
         )
-    if source.state != "ready":
+    spec = observe_stack(found.engine, stack).services[COORDINATOR].spec
+    if source.state != "ready" and volume(spec):
         raise UsageError(
             f"{source.hostname} is {source.state}, so the checkpoints of {stack} can't be taken to {target.hostname}",
             f"swarmctl drain {source.hostname} --yes   # without them: from an older one on {target.hostname}, or anew",
         )
-    if not is_bound(observe_stack(found.engine, stack).services[COORDINATOR].spec, stack):
+    if volume(spec) and not is_bound(spec, stack):
         raise UsageError(
             f"the coordinator of {stack} was not put on {source.hostname} by swarmctl, "
             "so the swarm would start it elsewhere without its checkpoints",

@@ -38,8 +38,8 @@ def bound(services: Mapping[str, Raw], stack: str) -> dict[str, Raw]:
 
 
 def is_bound(spec: Raw, stack: str) -> bool:
-    """Whether the coordinator runs only where its checkpoints are, or keeps none on a node."""
-    return volume(spec) is None or _rule(stack) in _constraints(spec)
+    """Whether the coordinator runs only where its checkpoints are."""
+    return _rule(stack) in _constraints(spec)
 
 
 def home(stack: str, nodes: Sequence[Node]) -> Node | None:
