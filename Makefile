@@ -13,9 +13,10 @@ help:  ## this list
 demo: $(VENV)/operator  ## train a small RWKV on Shakespeare with three unequal workers and watch it learn
 	@$(BIN)/swarmctl demo $(DEMO)
 
-# Three at once, since the tests in the lab mostly wait; they are the longest, so they come first.
+# Three at once, since the tests in the lab mostly wait. They take longest, so they come first, the longest of all ahead.
 test: $(VENV)/dev  ## every test
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/swarm tests/local tests/agent tests
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
+		tests/swarm/test_stack_way.py tests/swarm tests/local tests/agent tests
 
 check: $(VENV)/dev  ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -97,6 +97,8 @@ def _refuse_without_room(wanted: Wanted, observed: Observed, nodes: Sequence[Nod
         again = {"down": f"# switch {node.hostname} on", "drained": f"swarmctl activate {node.hostname}"}
         reason = unfit(wanted.services[COORDINATOR], node, observed)
         move = f"swarmctl drain {node.hostname}   # takes coordinator and checkpoints to another node"
+        if reason == "down":
+            move = f"swarmctl drain {node.hostname} --yes   # if it is gone for good, and its checkpoints with it"
         steps = [again[reason], move] if reason in again else ["# deploy without that rule first, to be able to:", move]
         raise SwarmctlError(
             f"the coordinator of {wanted.stack} belongs on {node.hostname}, which has its checkpoints and is {reason}",

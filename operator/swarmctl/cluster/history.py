@@ -134,7 +134,8 @@ def _this_process() -> str:
 
 
 def _named(process: psutil.Process) -> str:
-    return f"{socket.gethostname()} {uuid.getnode():x} {process.pid} {process.create_time():.2f}"
+    since_boot = process.create_time() - psutil.boot_time()  # the clock may be set meanwhile; this stays
+    return f"{socket.gethostname()} {uuid.getnode():x} {process.pid} {since_boot:.2f}"
 
 
 def _is_left(name: str) -> bool:

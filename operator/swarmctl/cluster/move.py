@@ -28,10 +28,12 @@ _CHUNK = 1 << 20
 # In the coordinator's own image. Half-written checkpoints and those found damaged have other names.
 _NEWEST = "import glob,os,sys; print(max(glob.glob('ckpt-*[0-9]', root_dir=sys.argv[1]), default=''))"
 _SET_ASIDE = """
-import glob, os, sys, time
+import glob, os, shutil, sys, time
 os.chdir(sys.argv[1])
 old = glob.glob('ckpt-*[0-9]')
 if old:
+    for folder in glob.glob('before-*'):
+        shutil.rmtree(folder)
     aside = time.strftime('before-%Y-%m-%dT%H-%M-%S')
     os.mkdir(aside)
     for name in old:
