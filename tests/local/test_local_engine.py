@@ -227,10 +227,10 @@ def test_a_coordinator_that_cannot_start_is_told_with_its_last_words(
     swarmctl: Swarmctl, ports: Ports, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong.yml"
-    wrong.write_text(SMALL.read_text().replace("name: small", "name: wrong").replace("rwkv-tiny", "rwkv-none"))
+    wrong.write_text(SMALL.read_text().replace("name: small", "name: wrong").replace("rwkv-tiny", "nowhere:model"))
     said = swarmctl.run("deploy", "--stack", wrong, "--local", *ports, code=1).stderr
     assert "the coordinator did not come up" in said
-    assert "rwkv-none" in said
+    assert "nowhere" in said
     assert swarmctl.agents() == []
     assert swarmctl.status()["state"] == "stopped"
     swarmctl.run("rm", "--local", "--yes", "--volumes")
