@@ -311,13 +311,13 @@ def profiles() -> "Mapping[str, ProfileSpec]":
 def _model(name: str) -> None:
     if ":" not in name and name not in MODELS:
         raise ValueError(
-            f"there is no built-in model {name!r}{did_you_mean(name, MODELS)}; your own is package.module:factory"
+            f"there is no built-in model {name!r} (your own: package.module:factory){did_you_mean(name, MODELS)}"
         )
 
 
 def _data(name: str) -> None:
     if not looks_like_path(name) and name not in TEXTS:
-        raise ValueError(f"there is no built-in text {name!r}{did_you_mean(name, TEXTS)}; a file is named ./by-its.txt")
+        raise ValueError(f"there is no built-in text {name!r} (a file: ./its-path.txt){did_you_mean(name, TEXTS)}")
 
 
 @cache
