@@ -110,20 +110,20 @@ def is_settled(state: ServiceState, seen: Seen, stale: Collection[tuple[str, str
     Args:
         state: Of a service.
         seen: The look that it is from.
-        stale: Tasks and times of "no suitable node" that say nothing about now.
+        stale: Tasks and their words of "no suitable node" that say nothing about now.
     """
     update = seen.observed.services[state.service].update.get("State", "")
     if update in {"updating", "rollback_started"} or state.starting:
         return False
     if any(not task.current and task.wanted == "running" for task in _running(state, seen.nodes)):
         return False  # the swarm has not come round to replacing it yet
-    stuck = [task for task in refused(state) if (task.id, task.since) not in stale]
+    stuck = [task for task in refused(state) if (task.id, task.error) not in stale]
     to_end = [task for task in _running(state, seen.nodes) if task.wanted != "running"]
     return state.running + len(stuck) >= state.wished and not to_end
 
 
 def refused(state: ServiceState) -> list[Task]:
-    """Tasks for which the scheduler has found no node; it says so anew each time it has tried."""
+    """Tasks for which the scheduler has found no node; its words change, not their time, when it has tried again."""
     return [task for task in state.tasks if task.wanted == "running" and not task.node_id and NO_NODE in task.error]
 
 
@@ -133,7 +133,7 @@ def _refusals_of_before(seen: Seen) -> set[tuple[str, str]]:
     spec = seen.observed.services[COORDINATOR].spec if state else {}
     if state is None or all(unfit(spec, node, seen.observed) for node in seen.nodes):
         return set()
-    return {(task.id, task.since) for task in refused(state)}
+    return {(task.id, task.error) for task in refused(state)}
 
 
 def _running(state: ServiceState, nodes: Sequence[Node]) -> list[Task]:

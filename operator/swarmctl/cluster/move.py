@@ -5,6 +5,7 @@ being moved, the swarm stops it, which writes a checkpoint; once another node ha
 import: ``place``, ``apply``, ``converge``, ``training``, ``history``; ``fleet`` for engines and nodes.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import PurePosixPath
@@ -25,6 +26,7 @@ from .state import HERE, MOVING, Raw
 from .training import checkpoint_first
 
 _CHUNK = 1 << 20
+_SURE_SEC = 3.0  # the scheduler may refuse a task while it has heard of half a change
 # In the coordinator's own image. Half-written checkpoints and those found damaged have other names.
 _NEWEST = "import glob,os,sys; print(max(glob.glob('ckpt-*[0-9]', root_dir=sys.argv[1]), default=''))"
 _SET_ASIDE = """
@@ -75,8 +77,7 @@ def move(
         if source.state != "ready":
             what += ", without its checkpoints"
             story.warn(f"{stack} goes on from an older checkpoint that {target.hostname} may have, or begins anew")
-            _switch(stack, source, target, found.engine)
-            _wait_until_it_runs(stack, target, found.engine, story, deadline)
+            _switch_and_wait(stack, source, target, found.engine, story, deadline)
         else:
             # Reached before anything is stopped.
             engines = [ways.enter_context(engine_of(node, found, settings)) for node in (source, target)]
@@ -86,8 +87,7 @@ def move(
                 set_node_label(found.engine, source.id, label(stack), MOVING)
                 _wait_until_stopped(spec["Name"], engines[0], story, deadline)
                 _copy(spec, source, target, engines, story)
-                _switch(stack, source, target, found.engine)
-                _wait_until_it_runs(stack, target, found.engine, story, deadline)
+                _switch_and_wait(stack, source, target, found.engine, story, deadline)
             except BaseException:
                 story.warn(f"the coordinator of {stack} goes on on {source.hostname}")
                 set_node_label(found.engine, target.id, label(stack), None)
@@ -97,27 +97,26 @@ def move(
     story.done(what)
 
 
-def _switch(stack: str, source: Node, target: Node, engine: Engine) -> None:
-    set_node_label(engine, target.id, label(stack), HERE)
-    set_node_label(engine, source.id, label(stack), None)
-
-
 def _wait_until_stopped(service: str, engine: Engine, story: Story, deadline: float) -> None:
     # Its own engine knows; to the managers a task that may not be there has ended at once.
     with story.waiting("waits for the coordinator to stop"):
         until(lambda: not engine.runs_task_of(service), deadline=deadline, what=f"{service} still runs")
 
 
-def _wait_until_it_runs(stack: str, target: Node, engine: Engine, story: Story, deadline: float) -> None:
+def _switch_and_wait(stack: str, source: Node, target: Node, engine: Engine, story: Story, deadline: float) -> None:
     before = _refusals(look(engine, stack))
+    since: dict[tuple[str, str], float] = {}
+    set_node_label(engine, target.id, label(stack), HERE)
+    set_node_label(engine, source.id, label(stack), None)
 
     def runs() -> bool:
-        seen = look(engine, stack)
-        if new := _refusals(seen) - before:
-            raise SwarmctlError(
-                f"{target.hostname} does not take the coordinator of {stack}: {next(iter(new))[2]}",
-                f"swarmctl status --stack {stack}",
-            )
+        seen, now = look(engine, stack), time.monotonic()
+        for refusal in _refusals(seen) - before:
+            if now - since.setdefault(refusal, now) > _SURE_SEC:
+                raise SwarmctlError(
+                    f"{target.hostname} does not take the coordinator of {stack}: {refusal[1]}",
+                    f"swarmctl status --stack {stack}",
+                )
         tasks = seen.services[COORDINATOR].tasks
         return any(task.node_id == target.id and task.state == "running" for task in tasks)
 
@@ -125,8 +124,8 @@ def _wait_until_it_runs(stack: str, target: Node, engine: Engine, story: Story, 
         until(runs, deadline=deadline, what=f"the coordinator of {stack} does not run on {target.hostname}")
 
 
-def _refusals(seen: Seen) -> set[tuple[str, str, str]]:
-    return {(task.id, task.since, task.error) for task in refused(seen.services[COORDINATOR])}
+def _refusals(seen: Seen) -> set[tuple[str, str]]:
+    return {(task.id, task.error) for task in refused(seen.services[COORDINATOR])}
 
 
 def _copy(spec: Raw, source: Node, target: Node, engines: Sequence[Engine], story: Story) -> None:
