@@ -89,7 +89,7 @@ def move(
                 _copy(spec, source, target, engines, story)
                 _switch_and_wait(stack, source, target, found.engine, story, deadline)
             except BaseException:
-                story.warn(f"the coordinator of {stack} goes on on {source.hostname}")
+                story.warn(f"the coordinator of {stack} stays on {source.hostname}")
                 set_node_label(found.engine, target.id, label(stack), None)
                 set_node_label(found.engine, source.id, label(stack), HERE)
                 raise
