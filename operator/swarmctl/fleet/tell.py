@@ -11,7 +11,7 @@ from rich.text import Text
 
 Row = dict[str, Any]
 Cell = str | Text
-_RESULTS = {"same": "dim", "changed": "green", "failed": "red"}
+_RESULTS = {"same": "dim", "changed": "green", "would change": "yellow", "failed": "red"}
 _RIGHT = {"MEMORY", "CORES"}
 _GAP = 2
 _LEAST_REMARK = 40  # narrower than this, a sentence is better read below the table
