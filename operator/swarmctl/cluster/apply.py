@@ -1,9 +1,11 @@
-"""The one gate through which a stack in a swarm is changed. May import: ``plan``, ``state``; ``fleet.engine``."""
+"""The one gate through which a stack in a swarm is changed. May import: ``plan``, ``state``; ``fleet`` for the engine and nodes."""
 
 import time
 from typing import Any, assert_never
 
 from ..errors import SwarmctlError, WaitTimeoutError
+from ..fleet.actions import UpdateNode
+from ..fleet.apply import apply_one
 from ..fleet.engine import Engine, EngineError
 from ..stack import to_type
 from .plan import (
@@ -59,13 +61,8 @@ def apply(action: StackAction, engine: Engine) -> None:
 
 
 def set_node_label(engine: Engine, node_id: str, label: str, value: str | None) -> None:
-    """Give a node a label, or take it away with None; the update must name all others again."""
-
-    def change(spec: Raw) -> Raw:
-        labels = {**(spec.get("Labels") or {}), label: value}
-        return {**spec, "Labels": {key: text for key, text in labels.items() if text is not None}}
-
-    engine.update_node(node_id, change)
+    """Give a node a label, or take it away with None."""
+    apply_one(UpdateNode(node_id, node_id, {label: value}, ()), engine)
 
 
 def _update(action: UpdateService, engine: Engine) -> None:

@@ -23,7 +23,7 @@ _POLL_SEC = 0.3
 _SHARE = 6
 FAILURES_TO_GIVE_UP = 3
 LAST_WORDS = 4
-NO_NODE = "no suitable node"
+_NO_NODE = "no suitable node"
 
 
 class UpdateFailedError(SwarmctlError):
@@ -124,7 +124,7 @@ def is_settled(state: ServiceState, seen: Seen, stale: Collection[tuple[str, str
 
 def refused(state: ServiceState) -> list[Task]:
     """Tasks for which the scheduler has found no node; its words change, not their time, when it has tried again."""
-    return [task for task in state.tasks if task.wanted == "running" and not task.node_id and NO_NODE in task.error]
+    return [task for task in state.tasks if task.wanted == "running" and not task.node_id and _NO_NODE in task.error]
 
 
 def _refusals_of_before(seen: Seen) -> set[tuple[str, str]]:

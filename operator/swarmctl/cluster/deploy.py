@@ -167,8 +167,11 @@ def deploy(wish: DeployWish, found: Manager, settings: Settings, story: Story, *
 
 def _is_last_revision(wanted: Wanted, engine: Engine) -> bool:
     """Whether the last revision is what is wanted, whatever `scale` wished since."""
-    revisions = _revisions(engine, wanted.stack)
-    return bool(revisions) and _without_numbers(revisions[-1]["services"]) == _without_numbers(wanted.services)
+    entries = [entry for entry in history.entries(engine, wanted.stack) if entry.revision]
+    if not entries:
+        return False
+    last = history.revision(engine, entries[-1])
+    return bool(_without_numbers(last["services"]) == _without_numbers(wanted.services))
 
 
 def _without_numbers(services: Mapping[str, Raw]) -> Any:

@@ -61,6 +61,7 @@ class Engine:
         self.word = "here" if host == "this machine" else host
         self._client = client
         self._problem = problem
+        self._logins: dict[str, dict[str, str]] = {}
 
     def info(self) -> Raw:
         """What ``docker info`` prints."""
@@ -237,6 +238,8 @@ class Engine:
         """The header with which nodes may pull an image: from this user's Docker configuration, or none."""
         try:
             registry, _ = auth.resolve_repository_name(image)
+            if registry in self._logins:  # a program that keeps passwords may take its time
+                return self._logins[registry]
             header: bytes | None = auth.get_config_header(self._client, registry)
         except (DockerException, OSError, ValueError) as error:
             raise SwarmctlError(
@@ -244,7 +247,8 @@ class Engine:
                 "docker login REGISTRY   # writes it anew",
                 "cat ~/.docker/config.json   # names the program that keeps it: credsStore, credHelpers",
             ) from error
-        return {"X-Registry-Auth": header.decode()} if header else {}
+        self._logins[registry] = {"X-Registry-Auth": header.decode()} if header else {}
+        return self._logins[registry]
 
     def run_in(self, container_id: str, argv: Sequence[str]) -> tuple[int, bytes, bytes]:
         """Run a program in a container; returns its exit status and what it printed on either stream."""
