@@ -1,4 +1,4 @@
-"""The one gate through which a stack in a swarm is changed. May import: ``plan``, ``state``; ``fleet`` for the engine and nodes."""
+"""The one gate through which a stack in a swarm is changed. May import: ``plan``, ``state``; ``fleet``."""
 
 import time
 from typing import Any, assert_never
