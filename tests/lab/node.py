@@ -471,11 +471,20 @@ def _is_init(process: psutil.Process) -> bool:
 
 
 def _is_sleeper(process: psutil.Process) -> bool:
-    return process.cmdline() == ["sleep", "2147483647"]  # what node.sh gives its init to wait for
+    return _command(process) == ["sleep", "2147483647"]  # what node.sh gives its init to wait for
 
 
 def _is_sshd(process: psutil.Process) -> bool:
-    return process.name() == "sshd" or _HANGING_SSHD in process.cmdline()
+    command = _command(process)
+    return _HANGING_SSHD in command or bool(command) and command[0].split()[0].rstrip(":").endswith("sshd")
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Its command line, as sshd writes over it too; nothing of one that has ended while we looked."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # a zombie counts as such
+        return []
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
