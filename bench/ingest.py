@@ -19,6 +19,7 @@ from swarm_agent.net import send_buffers
 
 from .tools import (
     ONLY_TAKES_IN,
+    WITHOUT_NUMBA,
     coordinator,
     gradient_frame,
     helper,
@@ -36,9 +37,13 @@ ROUND_BYTES = 300_000_000
 BARE = {"bare loop, 256 KiB": 1 << 18, "bare loop, whole frame": 1 << 30}
 RULES = {
     "adam": {},
-    "adam, beta1 = 0": {"FDTC_TRAINING_BETA1": "0"},  # as all our stacks have it
-    "adam, clipped": {"FDTC_TRAINING_CLIP_NORM": "1"},
+    "adam as in our stacks": {"FDTC_TRAINING_BETA1": "0", "FDTC_TRAINING_CLIP_NORM": "1"},
     "sgd": {"FDTC_TRAINING_OPTIMIZER": "sgd"},
+}
+# By what it is done: SGD is not compiled.
+WAYS = {
+    **{f"{name}, numba": settings for name, settings in RULES.items() if name != "sgd"},
+    **{f"{name}, numpy": settings | WITHOUT_NUMBA for name, settings in RULES.items()},
 }
 
 
@@ -83,7 +88,7 @@ def measure(model: str, rounds: int) -> list[list[object]]:
     size = sum(map(len, gradient_frame(model, "sender", fdtc.Compression.NONE)))
     with ExitStack() as stack:
         ports = {}
-        for name, rule in RULES.items():
+        for name, rule in WAYS.items():
             settings = ONLY_TAKES_IN | rule
             ports[name] = (stack.enter_context(coordinator("--model", model, settings=settings)).port, True)
         for name, chunk in BARE.items():

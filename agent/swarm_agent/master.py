@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,7 @@ class Master:
         parameters: Named arrays; copied, in this order.
         training: The update rule.
         threads: How many threads share the optimizer's work.
+        arithmetic: By what it is done.
 
     Raises:
         ModelError: There is no parameter, or one is not a finite array of floats.
@@ -73,6 +75,7 @@ class Master:
         training: CoordinatorTraining,
         *,
         threads: int = 1,
+        arithmetic: optim.Arithmetic = optim.NUMPY,
     ) -> None:
         self.training = training
         self.specs = specs_of(parameters)
@@ -83,7 +86,8 @@ class Master:
         if not np.isfinite(self.weights).all():
             raise ModelError("the model's parameters hold a value that is not finite; build it anew.")
         self.version = 0
-        self.schedule, self.optimizer = _update_rule(training, self.layout, threads)
+        self._sums_of_squares = arithmetic.sums_of_squares
+        self.schedule, self.optimizer = _update_rule(training, self.layout, threads, arithmetic)
         self.lock = threading.Lock()
         self.gradients_applied = 0
         self.gradients_refused: Counter[str] = Counter()
@@ -187,7 +191,7 @@ class Master:
         """Factor(s) for the gradient, staleness and clipping together; None where it is not finite or absurd."""
         limit = self.training.clip_norm
         if limit and self.training.clip_scope == "tensor":
-            norms, factors = optim.clip_each_tensor(gradient, self.layout, limit, scale)
+            norms, factors = optim.clip_each_tensor(gradient, self.layout, limit, scale, self._sums_of_squares)
             return scale * factors if (norms <= LARGEST_NORM).all() else None
         norm, factor = optim.clip_global_norm(gradient, limit or float("inf"), scale)
         return scale * factor if norm <= LARGEST_NORM else None
@@ -234,11 +238,11 @@ def differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple
 
 
 def _update_rule(
-    training: CoordinatorTraining, layout: optim.Layout, threads: int
+    training: CoordinatorTraining, layout: optim.Layout, threads: int, arithmetic: optim.Arithmetic
 ) -> tuple[optim.Schedule, optim.Optimizer]:
-    hyper: dict[str, object] = {"weight_decay": training.weight_decay, "threads": threads}
-    if training.optimizer in ("adam", "adamw"):
-        hyper |= {"betas": (training.beta1, training.beta2), "epsilon": training.epsilon}
+    hyper: dict[str, Any] = {"weight_decay": training.weight_decay, "threads": threads}
+    if training.optimizer in optim.ADAMS:
+        hyper |= {"adam": arithmetic.adam, "betas": (training.beta1, training.beta2), "epsilon": training.epsilon}
     elif training.momentum or training.optimizer == "sgd":
         hyper["momentum"] = training.momentum
     if training.optimizer == "sgd":

@@ -10,6 +10,7 @@ Clipping makes no copy either: `clip_global_norm` and `clip_each_tensor` return 
 `Optimizer.step` as `scale` (multiplied with any other weight, such as the one for staleness).
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +24,11 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float32]
 
 # Elements handled at once: few enough for the second-level cache, enough to hide the cost of numpy's calls.
-PIECE = 32768
+PIECE = 65536
 # Short enough for OpenBLAS to stay on this thread, and for a float32 sum of squares to be accurate.
 NORM_PIECE = 8192
 # Pieces (two million elements) below which a busy machine takes longer to wake another thread than that one saves.
-WORTH_SHARING = 64
+WORTH_SHARING = 32
 
 
 class Multipliers(NamedTuple):
@@ -61,7 +62,7 @@ def rwkv_multipliers(name: str, shape: tuple[int, ...]) -> Multipliers:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The tensors of a model in the order of the flat vector, without gaps."""
 
@@ -91,6 +92,11 @@ class Layout:
     def size(self) -> int:
         """Number of elements of the flat vector."""
         return self.tensors[-1].stop if self.tensors else 0
+
+    @functools.cached_property
+    def places(self) -> NDArray[np.int64]:
+        """Start and stop of each tensor: int64, shape [number of tensors, 2]."""
+        return np.array([(t.start, t.stop) for t in self.tensors], np.int64).reshape(-1, 2)
 
     def views(self, flat: Vector) -> dict[str, Vector]:
         """Return each tensor as a shaped view of `flat` (a writable one if `flat` is).
@@ -174,6 +180,9 @@ class Optimizer(ABC):
             f"expected one factor or {len(self.layout.tensors)}, one per tensor; got shape {scales.shape}",
         )
         self.steps += 1
+        self._apply(weights, gradient, learning_rate, scales)
+
+    def _apply(self, weights: Vector, gradient: Vector, learning_rate: float, scales: NDArray[np.float64]) -> None:
         pieces, factors = (self._whole, None) if scales.ndim == 0 else (self._by_tensor, scales.tolist())
 
         def run(scratch: Vector) -> None:
@@ -377,23 +386,28 @@ class Adam(Optimizer):
         weights -= step
 
 
-def _adamw(layout: Layout, **hyper: Any) -> Optimizer:
-    return Adam(layout, decoupled=True, **{"weight_decay": 0.01, **hyper})
+def _adamw(layout: Layout, *, adam: Callable[..., Adam], **hyper: Any) -> Optimizer:
+    return adam(layout, decoupled=True, **{"weight_decay": 0.01, **hyper})
+
+
+def _adam(layout: Layout, *, adam: Callable[..., Adam], **hyper: Any) -> Optimizer:
+    return adam(layout, **hyper)
 
 
 def _nesterov_outer(layout: Layout, **hyper: Any) -> Optimizer:
     return Sgd(layout, nesterov=True, **{"momentum": 0.9, **hyper})
 
 
+ADAMS = ("adam", "adamw")
 OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "sgd": Sgd,
-    "adam": Adam,
+    "adam": _adam,
     "adamw": _adamw,
     "nesterov_outer": _nesterov_outer,
 }
 
 
-def make_optimizer(kind: str, layout: Layout, **hyper: Any) -> Optimizer:
+def make_optimizer(kind: str, layout: Layout, *, adam: Callable[..., Adam] = Adam, **hyper: Any) -> Optimizer:
     """Make an optimizer by its name.
 
     `nesterov_outer` is DiLoCo's outer optimizer (arXiv 2311.08105): Nesterov momentum 0.9, to be stepped at
@@ -402,6 +416,7 @@ def make_optimizer(kind: str, layout: Layout, **hyper: Any) -> Optimizer:
     Args:
         kind: `sgd`, `adam`, `adamw` (decay 0.01 unless said otherwise) or `nesterov_outer`.
         layout: Which part of the vector is which tensor.
+        adam: What to make of the two kinds of Adam, such as `fused.Adam`.
         **hyper: Keyword arguments of `Sgd` or `Adam`.
 
     Raises:
@@ -410,6 +425,8 @@ def make_optimizer(kind: str, layout: Layout, **hyper: Any) -> Optimizer:
     maker = OPTIMIZERS.get(kind)
     if maker is None:
         raise ValueError(f"unknown optimizer '{kind}'; known are {', '.join(OPTIMIZERS)}")
+    if kind in ADAMS:
+        hyper["adam"] = adam
     try:
         return maker(layout, **hyper)
     except TypeError as error:
@@ -466,14 +483,24 @@ def clip_global_norm(gradient: Vector, limit: float, scale: float = 1.0) -> Clip
     return Clipping(norm, _clip_factor(norm, limit))
 
 
+def sums_of_squares(gradient: Vector, layout: Layout) -> NDArray[np.float64]:
+    """Add up the squares of each tensor: float64, shape [number of tensors]; one that is not finite is no number."""
+    return np.array([_sum_of_squares(gradient[t.start : t.stop]) for t in layout.tensors])
+
+
 def clip_each_tensor(
-    gradient: Vector, layout: Layout, limit: float, scale: float = 1.0
+    gradient: Vector,
+    layout: Layout,
+    limit: float,
+    scale: float = 1.0,
+    sums: Callable[[Vector, Layout], NDArray[np.float64]] = sums_of_squares,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Measure each tensor's norm and the factor that clips that tensor by itself.
 
     For models where one tensor holds nearly the whole norm (RWKV's embedding at the start), so that a global
     limit would stop all the others. Returns (norms, factors), each float64 of shape [number of tensors]; pass
-    `scale * factors` to `Optimizer.step`. A norm that is not finite has factor 0.
+    `scale * factors` to `Optimizer.step`. A norm that is not finite has factor 0. `sums` is what adds up the
+    squares; `fused.sums_of_squares` does it faster.
 
     Raises:
         ValueError: The limit is not above 0, or the gradient does not have the layout's size.
@@ -481,8 +508,8 @@ def clip_each_tensor(
     _require(limit > 0, f"a norm's limit must be above 0, not {limit}")
     _check_vector("gradient", gradient, layout.size)
     with np.errstate(over="ignore"):
-        norms = [abs(scale) * math.sqrt(_sum_of_squares(gradient[t.start : t.stop])) for t in layout.tensors]
-    return np.array(norms), np.array([_clip_factor(norm, limit) for norm in norms])
+        norms = abs(scale) * np.sqrt(sums(gradient, layout))
+    return norms, np.array([_clip_factor(norm, limit) for norm in norms.tolist()])
 
 
 def _clip_factor(norm: float, limit: float) -> float:
@@ -497,12 +524,30 @@ def _sum_of_squares(values: Vector) -> float:
         pieces = values[:whole].reshape(-1, NORM_PIECE)
         # One product of a row and a column for each piece, all in one call: half the time was that of the calls.
         squares += float(np.matmul(pieces[:, None, :], pieces[:, :, None]).sum(dtype=np.float64))
-    return squares if math.isfinite(squares) else _sum_of_large_squares(values)
+    return squares if math.isfinite(squares) else sum_of_large_squares(values)
 
 
-def _sum_of_large_squares(values: Vector) -> float:
+def sum_of_large_squares(values: Vector) -> float:
+    """Add up squares in float64 where float32 would overflow; in silence if that is not finite either."""
     pieces = (values[start : start + NORM_PIECE] for start in range(0, values.size, NORM_PIECE))
     return sum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces)
+
+
+class Arithmetic(NamedTuple):
+    """By what the coordinator computes: what can be done in more than one way.
+
+    Attributes:
+        name: Shown in the log.
+        adam: Class with the arguments of `Adam`.
+        sums_of_squares: See the function of that name.
+    """
+
+    name: str
+    adam: Callable[..., Adam]
+    sums_of_squares: Callable[[Vector, Layout], NDArray[np.float64]]
+
+
+NUMPY = Arithmetic("numpy", Adam, sums_of_squares)
 
 
 # -------------------------------------------------------------------------------------------------- schedules

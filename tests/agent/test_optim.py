@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from swarm_agent import optim
+from swarm_agent import fused, optim
 from swarm_agent.optim import (
     Layout,
     Multipliers,
@@ -78,6 +81,10 @@ CASES: dict[str, tuple[str, dict[str, object], TorchMaker]] = {
 }
 
 
+SUMS = (optim.sums_of_squares, fused.sums_of_squares)
+WAYS: dict[str, dict[str, Any]] = {"numpy": {}, "two threads": {"threads": 2}, "numba": {"adam": fused.Adam}}
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
@@ -100,13 +107,11 @@ def random_vector(rng: np.random.Generator, size: int) -> np.ndarray:
     return rng.standard_normal(size).astype(np.float32)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
-def test_sixty_steps_with_groups_follow_pytorch(
-    case: str, threads: int, layout: Layout, rng: np.random.Generator
-) -> None:
+def test_sixty_steps_with_groups_follow_pytorch(case: str, way: str, layout: Layout, rng: np.random.Generator) -> None:
     kind, hyper, make_torch = CASES[case]
-    ours = make_optimizer(kind, layout, threads=threads, **hyper)
+    ours = make_optimizer(kind, layout, **WAYS[way], **hyper)
     weights = random_vector(rng, layout.size)
     parameters = [torch.tensor(view.copy(), requires_grad=True) for view in layout.views(weights).values()]
     decay = float(hyper.get("weight_decay", 0.0))  # type: ignore[arg-type]
@@ -258,6 +263,50 @@ def test_rwkv_decays_only_matrices_and_trains_w0_twice_as_fast() -> None:
     assert rwkv_multipliers("blocks.0.att.w0", (1, 1, 4)) == Multipliers(2, 0)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    shapes=st.lists(st.sampled_from([(1,), (7,), (3, 5), (40, 60), (999,), (1000,), (1001,)]), min_size=1, max_size=6),
+    betas=st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([0.0, 0.95, 0.999])),
+    decay=st.sampled_from([0.0, 0.1]),
+    decoupled=st.booleans(),
+    scales=st.lists(st.floats(0, 2), min_size=6, max_size=6),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_compiled_adam_computes_the_same_to_the_last_bit(
+    shapes: list[tuple[int, ...]],
+    betas: tuple[float, float],
+    decay: float,
+    decoupled: bool,
+    scales: list[float],
+    seed: int,
+) -> None:
+    names = ["emb.weight", "b", "blocks.0.att.w0", "head.weight", "e", "f"]
+    layout = Layout.from_shapes(dict(zip(names, shapes, strict=False)), rwkv_multipliers)
+    hyper: dict[str, Any] = {"betas": betas, "weight_decay": decay, "decoupled": decoupled}
+    one, other = optim.Adam(layout, **hyper), fused.Adam(layout, **hyper)
+    rng = np.random.default_rng(seed)
+    weights = random_vector(rng, layout.size)
+    compiled = weights.copy()
+    for step in range(4):
+        # As it comes from the network: not for writing, and at an odd address.
+        received = b"x" + random_vector(rng, layout.size).tobytes()
+        gradient = np.frombuffer(received, np.float32, offset=1)
+        scale = np.array(scales[: len(shapes)]) if step % 2 else scales[0]
+        one.step(weights, gradient, RATE, scale)
+        other.step(compiled, gradient, RATE, scale)
+        np.testing.assert_array_equal(compiled, weights)
+        for name, vector in one.state().items():
+            np.testing.assert_array_equal(other.state()[name], vector)
+
+
+def test_compiled_adam_refuses_what_adam_refuses(layout: Layout) -> None:
+    with pytest.raises(ValueError, match="betas must be"):
+        fused.Adam(layout, betas=(1.0, 0.9))
+    weights = np.ones(layout.size, np.float32)
+    with pytest.raises(ValueError, match="weights must be float32"):
+        fused.Adam(layout).step(weights.astype(np.float64), weights, RATE)
+
+
 # ------------------------------------------------------------------------------------------------ clipping
 
 
@@ -274,10 +323,13 @@ def test_global_clipping_is_pytorchs(limit: float, layout: Layout, rng: np.rando
     np.testing.assert_allclose(gradient * np.float32(clipping.factor), expected, rtol=2e-6)
 
 
-def test_clipping_each_tensor_is_pytorchs_applied_to_each(layout: Layout, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("sums", SUMS)
+def test_clipping_each_tensor_is_pytorchs_applied_to_each(
+    sums: Callable[..., Any], layout: Layout, rng: np.random.Generator
+) -> None:
     gradient = random_vector(rng, layout.size)
     layout.views(gradient)["emb.weight"][:] *= 1000
-    norms, factors = clip_each_tensor(gradient, layout, 1.0)
+    norms, factors = clip_each_tensor(gradient, layout, 1.0, sums=sums)
     for index, view in enumerate(layout.views(gradient).values()):
         parameter = torch.zeros(view.shape)
         parameter.grad = torch.tensor(view)
@@ -293,20 +345,24 @@ def test_clipping_takes_the_scale_into_account(rng: np.random.Generator) -> None
     assert scaled == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_a_norm_beyond_float32_is_still_measured() -> None:
+@pytest.mark.parametrize("sums", SUMS)
+def test_a_norm_beyond_float32_is_still_measured(sums: Callable[..., Any]) -> None:
     gradient = np.full(10_000, 1e30, np.float32)
     assert clip_global_norm(gradient, 1.0).norm == pytest.approx(1e32, rel=1e-5)
+    norms, _ = clip_each_tensor(gradient, Layout.from_shapes({"a": (9_999,), "b": (1,)}), 1.0, sums=sums)
+    np.testing.assert_allclose(norms, [1e32, 1e30], rtol=1e-4)
 
 
+@pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_gradient_that_is_not_finite_shows_in_the_norm(value: float) -> None:
+def test_a_gradient_that_is_not_finite_shows_in_the_norm(value: float, sums: Callable[..., Any]) -> None:
     layout = Layout.from_shapes({"a": (10,), "b": (10,)})
     gradient = np.ones(20, np.float32)
     gradient[15] = value
     norm, factor = clip_global_norm(gradient, 1.0)
     assert not math.isfinite(norm)
     assert factor == 0
-    norms, factors = clip_each_tensor(gradient, layout, 1.0)
+    norms, factors = clip_each_tensor(gradient, layout, 1.0, sums=sums)
     assert np.isfinite(norms).tolist() == [True, False]
     assert factors[1] == 0
 

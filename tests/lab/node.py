@@ -475,16 +475,21 @@ def _is_sleeper(process: psutil.Process) -> bool:
 
 
 def _is_sshd(process: psutil.Process) -> bool:
-    command = _command(process)
-    return _HANGING_SSHD in command or bool(command) and command[0].split()[0].rstrip(":").endswith("sshd")
+    return _HANGING_SSHD in _command(process) or _name(process) == "sshd"
 
 
 def _command(process: psutil.Process) -> list[str]:
-    """Its command line, as sshd writes over it too; nothing of one that has ended while we looked."""
     try:
         return process.cmdline()
-    except psutil.NoSuchProcess:  # a zombie counts as such
+    except psutil.NoSuchProcess:  # it has ended while we looked; a zombie counts as such
         return []
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

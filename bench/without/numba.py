@@ -1,0 +1,3 @@
+"""Stands before the real numba on the path of a coordinator that is measured without it."""
+
+raise ModuleNotFoundError("hidden for a measurement", name="numba")
