@@ -8,6 +8,7 @@ size. The peer receives the same frames with a thread for each connection and on
 """
 
 import argparse
+import itertools
 import selectors
 import socket
 import statistics
@@ -22,6 +23,7 @@ from swarm_agent.net import send_buffers
 
 from .tools import (
     ONLY_TAKES_IN,
+    WITHOUT_NUMBA,
     coordinator,
     gradient_frame,
     helper,
@@ -35,7 +37,10 @@ from .tools import (
 
 WORKERS = (1, 8, 32)
 MODELS = ("rwkv-tiny", "bench.tools:Thousand")
-OURS, BARE = "coordinator", "bare loop"
+# As in our stacks; by what Adam is done.
+RULE = ONLY_TAKES_IN | {"FDTC_TRAINING_BETA1": "0", "FDTC_TRAINING_CLIP_NORM": "1"}
+OURS = {"numba": RULE, "numpy": RULE | WITHOUT_NUMBA}
+BARE = "bare loop"
 
 
 def push_and_wait(pipe: Pipe, model: str, ports: dict[str, int], seconds: float) -> None:
@@ -44,14 +49,17 @@ def push_and_wait(pipe: Pipe, model: str, ports: dict[str, int], seconds: float)
     Args:
         pipe: Questions in; (latencies in seconds, seconds in all) out.
         model: Whose gradients to push.
-        ports: Of coordinator and bare loop.
+        ports: Of the coordinators and the bare loop.
         seconds: How long one answer takes.
     """
     frames = [gradient_frame(model, f"worker-{number}", fdtc.Compression.TOPK) for number in range(max(WORKERS))]
-    connections: dict[str, list[socket.socket]] = {OURS: [], BARE: []}
-    for number in range(max(WORKERS)):
-        connections[OURS].append(join(ports[OURS], f"worker-{number}")[0])
-        connections[BARE].append(socket.create_connection(("127.0.0.1", ports[BARE])))
+    connections = {
+        name: [
+            socket.create_connection(("127.0.0.1", port)) if name == BARE else join(port, f"worker-{number}")[0]
+            for number in range(max(WORKERS))
+        ]
+        for name, port in ports.items()
+    }
     for name in connections:
         _push_for(connections[name], frames, 0.2)  # takes the memory
     pipe.send(None)
@@ -92,9 +100,11 @@ def measure(model: str, seconds: float, rounds: int) -> list[list[object]]:
     size = sum(map(len, gradient_frame(model, "worker-0", fdtc.Compression.TOPK)))
     latencies: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        ours = stack.enter_context(coordinator("--model", model, settings=ONLY_TAKES_IN))
-        bare = stack.enter_context(helper(receive_bare, size, 1 << 18)).recv()
-        pipe = stack.enter_context(helper(push_and_wait, model, {OURS: ours.port, BARE: bare}, seconds))
+        ports = {
+            name: stack.enter_context(coordinator("--model", model, settings=rule)).port for name, rule in OURS.items()
+        }
+        ports[BARE] = stack.enter_context(helper(receive_bare, size, 1 << 18)).recv()
+        pipe = stack.enter_context(helper(push_and_wait, model, ports, seconds))
         pipe.recv()
 
         def one_round(name: str, workers: int) -> float:
@@ -106,16 +116,16 @@ def measure(model: str, seconds: float, rounds: int) -> list[list[object]]:
         measures = {
             f"{name}, {workers}": lambda name=name, workers=workers: one_round(name, workers)
             for workers in WORKERS
-            for name in (OURS, BARE)
+            for name in ports
         }
         rates = interleave(measures, rounds)
     rows: list[list[object]] = []
-    for workers in WORKERS:
-        found, peer = rates[f"{OURS}, {workers}"], rates[f"{BARE}, {workers}"]
-        waits = 1000 * np.array(latencies[f"{OURS}, {workers}"])
+    for name, workers in itertools.product(OURS, WORKERS):
+        found, peer = rates[f"{name}, {workers}"], rates[f"{BARE}, {workers}"]
+        waits = 1000 * np.array(latencies[f"{name}, {workers}"])
         rows.append(
             [
-                f"{model.rpartition(':')[2]}, {size} bytes",
+                f"{model.rpartition(':')[2]}, {size} bytes, {name}",
                 workers,
                 f"{statistics.median(found):.0f}",
                 f"{np.median(waits):.2f}",

@@ -57,7 +57,6 @@ class Peer:
     Attributes:
         base_version: The version last sent to it, which a version-1 gradient is taken to be computed from.
         weights: Where the weights are copied for sending; kept, so that a pull takes no new memory.
-        gradient: Where a compressed gradient is unpacked; likewise.
     """
 
     socket: socket.socket
@@ -73,7 +72,6 @@ class Peer:
     batch_size: int = 1
     base_version: int | None = None
     weights: Vector | None = None
-    gradient: Vector | None = None
     local_step: int | None = None
     loss: float | None = None
     samples_per_sec: float = 0.0
@@ -145,6 +143,8 @@ class Coordinator:
         self._finished = threading.Event()  # all steps are done, or a shutdown was asked for
         self._checkpoint_due = threading.Event()
         self._checkpoint_lock = threading.Lock()
+        self._applying = threading.Lock()
+        self._unpacked: Vector | None = None  # where compressed gradients are unpacked; kept, so that it is taken once
         self._threads: list[threading.Thread] = []
         self._recent: deque[tuple[float, int]] = deque()
         self._begun = time.monotonic()
@@ -619,16 +619,20 @@ class Coordinator:
                 f"a gradient of {message.num_tensors} tensors and {message.uncompressed_size} bytes, where this model "
                 f"has {len(specs)} and {4 * self.master.layout.size}: both sides need the same --model",
             )
-        if message.compression != fdtc.Compression.NONE and peer.gradient is None:
-            peer.gradient = np.empty(self.master.layout.size, np.float32)
-        gradient = fdtc.decode_tensors(message.data, specs, message.compression, peer.gradient)
-        if self._finished.is_set() or self._steps_done():
-            return self.master.refuse(Refusal.FINISHED)
-        if not self._started:
-            return self.master.refuse(Refusal.NOT_STARTED)
-        if peer.base_version is None:
-            return self.master.refuse(Refusal.NO_WEIGHTS)
-        return self.master.apply(gradient, peer.base_version)
+        # One at a time: threads that compute at once wait for one another's turns in the interpreter, and with eight
+        # workers that took more time than the second core saved. So one buffer will do for all workers, too.
+        with self._applying:
+            if message.compression != fdtc.Compression.NONE and self._unpacked is None:
+                self._unpacked = np.empty(self.master.layout.size, np.float32)
+            out = None if message.compression == fdtc.Compression.NONE else self._unpacked
+            gradient = fdtc.decode_tensors(message.data, specs, message.compression, out)
+            if self._finished.is_set() or self._steps_done():
+                return self.master.refuse(Refusal.FINISHED)
+            if not self._started:
+                return self.master.refuse(Refusal.NOT_STARTED)
+            if peer.base_version is None:
+                return self.master.refuse(Refusal.NO_WEIGHTS)
+            return self.master.apply(gradient, peer.base_version)
 
     def _count(self, peer: Peer, message: fdtc.Gradients, outcome: Outcome) -> None:
         minibatches = self._minibatches_since(peer, message.local_step)
