@@ -43,6 +43,7 @@ class Adam(optim.Adam):
         self._decays = self.weight_decay * np.array([piece.multipliers.decay for piece in self._by_tensor])
         self._tensors = np.array([piece.tensor for piece in self._by_tensor])
         self._kernel = _adam(bool(self.betas[0]))
+        self._kernel(_NONE, _RECEIVED, _NONE, _NONE, _NOWHERE, np.empty((0, 6), np.float32), 0.0, 0.0, 0.0)
 
     def _apply(self, weights: Vector, gradient: Vector, learning_rate: float, scales: NDArray[np.float64]) -> None:
         beta1, beta2 = self.betas
@@ -73,14 +74,11 @@ class Adam(optim.Adam):
 def sums_of_squares(gradient: Vector, layout: Layout) -> NDArray[np.float64]:
     """Do what `optim.sums_of_squares` does, the same but for rounding."""
     sums = np.empty(len(layout.tensors))
-    _squares()(gradient, layout.places, sums)
+    _squares(gradient, layout.places, sums)
     for tensor in np.flatnonzero(~np.isfinite(sums)):
         start, stop = layout.places[tensor]
         sums[tensor] = optim.sum_of_large_squares(gradient[start:stop])
     return sums
-
-
-FUSED = optim.Arithmetic("numba", Adam, sums_of_squares)
 
 
 @functools.cache
@@ -115,8 +113,7 @@ def _adam(has_mean: bool) -> Callable[..., None]:
     return _compiled(signature)(all_pieces)
 
 
-@functools.cache
-def _squares() -> Callable[..., None]:
+def _make_squares() -> Callable[..., None]:
     def piece(values):  # type: ignore[no-untyped-def]
         total = np.float32(0)
         for i in range(values.size):
@@ -134,3 +131,13 @@ def _squares() -> Callable[..., None]:
                 sums[t] += one(values[a : min(a + NORM_PIECE, stop)])
 
     return _compiled(types.void(_VIEW, _PLACES, _SUMS))(all_tensors)
+
+
+# What is compiled is also called once, with nothing, before the first gradient comes: either opens files, and later on,
+# with as many workers as files may be open, that might not be possible.
+_NONE = np.empty(0, np.float32)
+_RECEIVED = np.frombuffer(b"", np.float32)
+_NOWHERE = np.empty((0, 2), np.int64)
+_squares = _make_squares()
+_squares(_RECEIVED, _NOWHERE, np.empty(0))
+FUSED = optim.Arithmetic("numba", Adam, sums_of_squares)
