@@ -105,6 +105,13 @@ def test_what_the_image_needs_has_nothing_of_the_operator() -> None:
     assert not any(word in names for word in ("typer", "rich", "docker", "paramiko", "torch", "pytest"))
 
 
+def test_numba_is_in_the_agents_image_where_it_is_asked_for_and_nowhere_else() -> None:
+    with_it = build_context.requirements(build_context.AGENT, fast=True)
+
+    assert [name for name in with_it if name not in build_context.requirements(build_context.AGENT)] == ["numba>=0.61"]
+    assert "numba" not in " ".join(build_context.requirements(build_context.OPERATOR, fast=True))
+
+
 def test_the_operators_image_needs_what_the_operator_does_and_no_tools_of_ours() -> None:
     names = " ".join(build_context.requirements(build_context.OPERATOR))
 

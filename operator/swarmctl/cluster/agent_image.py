@@ -28,6 +28,7 @@ class AgentImage:
         registry: ``HOST:PORT``, or empty for an image that stays where it is built.
         base: Image that it stands on, with Python and its standard library.
         python: Version of that Python, such as ``3.12``: wheels are chosen by it.
+        fast: Whether numba is in it, for the coordinator.
     """
 
     platforms: tuple[str, ...]
@@ -35,6 +36,7 @@ class AgentImage:
     registry: str = ""
     base: str = BASE
     python: str = PYTHON
+    fast: bool = False
 
     @property
     def reference(self) -> str:

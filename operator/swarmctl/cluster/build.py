@@ -144,7 +144,7 @@ def _say_what_would_be_done(wish: BuildWish, chosen: builder.Builder, command: S
         story.change("+", line)
     for target in _TARGETS:
         for arch in wish.image.architectures:
-            if not build_context.packages_folder(target, arch, wish.image.python, wish.cache).is_dir():
+            if not build_context.packages_folder(target, arch, wish.image, wish.cache).is_dir():
                 story.change("+", f"{target}: download the packages for {arch} and Python {wish.image.python}")
     variables = {name: value for name, value in _variables(wish.image).items() if value}
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

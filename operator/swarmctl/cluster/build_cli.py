@@ -25,6 +25,10 @@ Registry = Annotated[str, typer.Option("--registry", envvar="REGISTRY", help="Wh
 Tag = Annotated[str, typer.Option("--tag", help="Its version. Default: swarmctl's own.")]
 Base = Annotated[str, typer.Option("--base", help="The image that it stands on: Debian's kind, with Python.")]
 Python = Annotated[str, typer.Option("--python", help="Version of the base's Python.")]
+Fast = Annotated[
+    bool,
+    typer.Option("--fast", help="With numba: a coordinator takes in twice as much, and every node downloads more."),
+]
 Builders = Annotated[
     list[str] | None,
     typer.Option("--builder", help="PLATFORM=ssh://USER@HOST: its engine builds for that platform. May be repeated."),
@@ -47,6 +51,7 @@ def build(
     tag: Tag = "",
     base: Base = BASE,
     python: Python = PYTHON,
+    fast: Fast = False,
     builders: Builders = None,
     insecure: Insecure = False,
     timeout: Timeout = 3600,
@@ -59,7 +64,7 @@ def build(
     from . import build as building
 
     story = Story()
-    image = AgentImage(_platforms(platforms, fleet, manager, story), tag or _version(), registry, base, python)
+    image = AgentImage(_platforms(platforms, fleet, manager, story), tag or _version(), registry, base, python, fast)
     facts = building.build(_wish(image, builders, insecure, timeout, dry_run), story)
     if as_json:
         print_json(facts)
@@ -73,6 +78,7 @@ def push(
     tag: Tag = "",
     base: Base = BASE,
     python: Python = PYTHON,
+    fast: Fast = False,
     builders: Builders = None,
     insecure: Insecure = False,
     timeout: Timeout = 3600,
@@ -85,7 +91,7 @@ def push(
     from . import build as building
 
     story = Story()
-    image = AgentImage(_platforms(platforms, fleet, manager, story), tag or _version(), registry, base, python)
+    image = AgentImage(_platforms(platforms, fleet, manager, story), tag or _version(), registry, base, python, fast)
     facts = building.push(_wish(image, builders, insecure, timeout, dry_run), story)
     if as_json:
         print_json(facts)

@@ -61,7 +61,7 @@ def laid_out(image: AgentImage, targets: Sequence[str], cache: Path, story: Stor
     """
     cache.mkdir(parents=True, exist_ok=True)
     wanted = [(target, arch) for target in targets for arch in image.architectures]
-    packages = {each: downloaded(*each, image.python, cache, story) for each in wanted}
+    packages = {each: downloaded(*each, image, cache, story) for each in wanted}
     with tempfile.TemporaryDirectory(prefix="context-", dir=cache) as name:
         folder = Path(name)
         for part in _RECIPE:
@@ -73,42 +73,48 @@ def laid_out(image: AgentImage, targets: Sequence[str], cache: Path, story: Stor
         yield folder
 
 
-def downloaded(target: str, arch: str, python: str, cache: Path, story: Story) -> Path:
+def downloaded(target: str, arch: str, image: AgentImage, cache: Path, story: Story) -> Path:
     """What a target needs from PyPI, unpacked; downloaded the first time.
 
     Raises:
         SwarmctlError: pip is not there, or failed.
     """
-    packages = packages_folder(target, arch, python, cache)
+    packages = packages_folder(target, arch, image, cache)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of two builds at once, the second finds what the first has got
         if packages.is_dir():
             story.same(f"{target}: packages for {arch} are there")
             return packages
         with story.waiting(f"downloading packages for {arch} …"), tempfile.TemporaryDirectory(dir=cache) as folder:
-            _install(Path(folder) / "new", requirements(target), arch, python)
+            _install(Path(folder) / "new", requirements(target, fast=image.fast), arch, image.python)
             (Path(folder) / "new").rename(packages)
     count = len(list(packages.glob("*.dist-info")))
-    story.done(f"{target}: packages for {arch}", f"{count} from PyPI, for Python {python}")
+    story.done(f"{target}: packages for {arch}", f"{count} from PyPI, for Python {image.python}")
     return packages
 
 
-def packages_folder(target: str, arch: str, python: str, cache: Path) -> Path:
+def packages_folder(target: str, arch: str, image: AgentImage, cache: Path) -> Path:
     """Where `downloaded` puts them: another folder when the requirements have changed."""
-    key = hashlib.sha256("\n".join([*requirements(target), *_NEEDLESS]).encode()).hexdigest()[:12]
-    return cache / f"{target}-{python}-{arch}-{key}"
+    wanted = requirements(target, fast=image.fast)
+    key = hashlib.sha256("\n".join([*wanted, *_NEEDLESS]).encode()).hexdigest()[:12]
+    return cache / f"{target}-{image.python}-{arch}-{key}"
 
 
-def requirements(target: str) -> Sequence[str]:
-    """What a target needs beside what it stands on."""
+def requirements(target: str, *, fast: bool = False) -> Sequence[str]:
+    """What a target needs beside what it stands on; the agent also of the extra "fast", if so asked."""
+    return [*_required(None if target == AGENT else target), *(_required("fast") if fast and target == AGENT else ())]
+
+
+def _required(extra: str | None) -> Sequence[str]:
+    """What this project, or one of its extras, is on record to need."""
     file = Path(__file__).resolve().parents[3] / "pyproject.toml"
     if file.is_file():  # a checkout's own word is newer than what was on record when it was installed
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-        return list(project["dependencies"] if target == AGENT else project["optional-dependencies"][target])
+        return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
     lines = [line.partition(";") for line in metadata.requires(_PROJECT) or []]
-    if target == AGENT:
+    if extra is None:
         return [f"{name};{marker}" if marker else name for name, _, marker in lines if "extra ==" not in marker]
-    return [name.strip() for name, _, marker in lines if re.search(rf"extra == ['\"]{target}['\"]", marker)]
+    return [name.strip() for name, _, marker in lines if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
 
 
 def recipe() -> Path:
