@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import structlog
 import v1_peer as v1
-from processes import Coordinator, Process, Swarm
+from processes import WITH_NUMBA, WITHOUT_NUMBA, Coordinator, Process, Swarm
 
 from swarm_agent import coordinator_command, worker_command
 
@@ -370,8 +370,9 @@ def test_connections_that_say_nothing_are_closed_and_do_not_keep_others_out(swar
     assert coordinator.exit_status() == 0
 
 
-def test_more_connections_than_files_may_be_open_do_not_end_the_coordinator(swarm):
-    coordinator = swarm.coordinator()
+@pytest.mark.parametrize("numba", [WITH_NUMBA, WITHOUT_NUMBA], ids=["numba", "numpy"])
+def test_more_connections_than_files_may_be_open_do_not_end_the_coordinator(swarm, numba):
+    coordinator = swarm.coordinator(**numba)
     pid = coordinator.process.pid
     port, _ = coordinator.port, coordinator.http_port
     with v1.Worker(port, "w") as worker:

@@ -17,6 +17,7 @@ from swarmctl.local.state import deployed_folders
 from swarmctl.local.status import report
 
 SMALL = Path(__file__).with_name("small.yml")
+WITHOUT_NUMBA = Path(__file__).parents[2] / "bench" / "without"
 
 
 class Swarmctl:
@@ -25,7 +26,13 @@ class Swarmctl:
     def __init__(self, state: Path) -> None:
         self.state = state
         self.small = SMALL  # a test that changes it takes a copy
-        self.environment = {**os.environ, "SWARMCTL_STATE": str(state), "NO_COLOR": "1"}
+        # numba would take two seconds of processor time for every coordinator that starts.
+        self.environment = {
+            **os.environ,
+            "SWARMCTL_STATE": str(state),
+            "NO_COLOR": "1",
+            "PYTHONPATH": str(WITHOUT_NUMBA),
+        }
 
     def command(self, *arguments: str | Path) -> list[str]:
         return [sys.executable, "-m", "swarmctl", *map(str, arguments)]
