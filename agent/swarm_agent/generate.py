@@ -9,6 +9,7 @@ May import: `errors`, `models`, `rwkv7`, `tokenizers`.
 
 import argparse
 import codecs
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,8 @@ def sample(logits: NDArray[np.floating], temperature: float, top_p: float, rng: 
     if temperature == 0:
         return int(np.argmax(logits))
     scaled = logits.astype(np.float64) - logits.max()
-    probabilities = np.exp(scaled / temperature)
+    with np.errstate(over="ignore"):  # next to no temperature: minus infinity is what is meant
+        probabilities = np.exp(scaled / temperature)
     probabilities /= probabilities.sum()
     likeliest_first = np.argsort(-probabilities, kind="stable")
     cumulative = np.cumsum(probabilities[likeliest_first])
@@ -111,6 +113,11 @@ def _write(options: argparse.Namespace) -> None:
     print()
 
 
+def _discard_output() -> None:
+    """Python would else try to write the rest as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m swarm_agent.generate", description="Write text with a model.")
@@ -122,13 +129,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, metavar="N", help="for the same text again")
     parser.add_argument("--tokenizer", choices=["bytes", "world"], help="default: by the size of the vocabulary")
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows ASCII only gets "?", and not half a text
     try:
         _write(options)
     except (AgentError, ValueError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader, such as head, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+    except OSError as error:  # a full disk behind `> file`
+        print(f"{parser.prog}: can't write the text: {error.strerror or error}", file=sys.stderr)
+        _discard_output()
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
 from . import choose, cluster_cli, coordinator, fleet_cli, generate, logs, stack, stack_schema
 from .cluster import render
-from .console import Story, output, print_json
+from .console import Story, output, print_json, redrawn
 from .errors import Exit, SwarmctlError, UnreachableError, UsageError, interruptible
 from .local import checkpoints, engine, processes, status
 from .local.observe import Observed, observe
@@ -253,17 +252,18 @@ def logs_command(
     if not local:
         cluster_cli.logs(stack_name, service, fleet, manager, follow=follow, tail=tail, since=since, grep=grep)
         return
+    pattern, begin = cluster_cli.pattern(grep), cluster_cli.seconds_ago(since) if since else 0.0
     folder = choose.deployed(stack_name)
     chosen = [logs.Log(name, folder.log(name)) for name in _processes_of(_observed(folder), service)]
-    tail = cluster_cli.LINES if tail is None else tail
-    _print_lines(
-        logs.in_order((log.process, line) for log in chosen for line in log.last_lines(tail)),
-        chosen,
-    )
+    if tail is None and not since:
+        tail = cluster_cli.LINES
+    written = logs.in_order((log.process, line) for log in chosen for line in log.last_lines(tail))
+    _print_lines([line for line in logs.since(written, begin) if pattern.search(line[1])], chosen)
     if follow:
         try:
             for line in logs.follow(chosen):
-                _print_lines([line], chosen)
+                if pattern.search(line[1]):
+                    _print_lines([line], chosen)
         except KeyboardInterrupt:
             raise typer.Exit(Exit.DONE) from None
 
@@ -456,9 +456,9 @@ def _watch(folder: Folder, as_json: bool) -> None:
             while True:
                 print(json.dumps(status.report(_observed(folder))), flush=True)
                 time.sleep(WATCH_INTERVAL_SEC)
-        with Live(console=output(), auto_refresh=False, vertical_overflow="visible") as live:
+        with redrawn() as show:
             while True:
-                live.update(status.render(status.report(_observed(folder))), refresh=True)
+                show(status.render(status.report(_observed(folder))))
                 time.sleep(WATCH_INTERVAL_SEC)
     except KeyboardInterrupt:
         return
@@ -478,8 +478,10 @@ def _words(words: list[str]) -> list[tuple[str, str]]:
 
 
 def _count_of(service: str, word: str) -> int:
-    if word.isdecimal() and int(word) > MOST_WORKERS:
-        raise UsageError(f"{word} workers are more than a coordinator knows how to use; at most {MOST_WORKERS}")
+    # By its length first: Python reads no number of thousands of digits.
+    if word.isdecimal() and (len(word) > 20 or int(word) > MOST_WORKERS):
+        shown = word if len(word) <= 20 else f"{word[:20]}…"
+        raise UsageError(f"{shown} workers are more than a coordinator knows how to use; at most {MOST_WORKERS}")
     if not word.isdecimal():
         raise UsageError(f"{word!r} is not a number of workers", f"swarmctl scale {service} 3")
     return int(word)

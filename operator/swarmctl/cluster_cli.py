@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.live import Live
 from rich.table import Table
 
 from . import fleet_cli
 from .cluster import build_cli
-from .console import Story, output, print_json
+from .console import Story, output, print_json, redrawn
 from .coordinator import Control
 from .errors import Exit, UsageError, interruptible
 from .logs import human
@@ -108,9 +107,9 @@ def _watch(stack: str | None, settings: "Settings", *, as_json: bool) -> None:
                 while True:
                     print(json.dumps(look()), flush=True)
                     time.sleep(WATCH_INTERVAL_SEC)
-            with Live(console=output(), auto_refresh=False, vertical_overflow="visible") as live:
+            with redrawn() as show:
                 while True:
-                    live.update(view.render(look()), refresh=True)
+                    show(view.render(look()))
                     time.sleep(WATCH_INTERVAL_SEC)
     except KeyboardInterrupt:
         return
@@ -149,8 +148,8 @@ def logs(
     """See ``cli.logs_command``."""
     from .cluster import commands
 
-    pattern = _pattern(grep)
-    begin = _seconds_ago(since) if since else 0.0
+    wanted = pattern(grep)
+    begin = seconds_ago(since) if since else 0.0
     if tail is None and not since:
         tail = LINES
     lines = commands.read_logs(
@@ -159,7 +158,7 @@ def logs(
     names: list[str] = []
     try:
         for line in lines:
-            if pattern and not pattern.search(line.text):
+            if not wanted.search(line.text):
                 continue
             source = f"{line.name}@{line.node}"
             if not sys.stdout.isatty():
@@ -391,9 +390,10 @@ def _wish(typed: Typed) -> "DeployWish":
     )
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
+def pattern(text: str | None) -> re.Pattern[str]:
+    """What lines are searched for; everything matches where nothing was asked for."""
     try:
-        return re.compile(text) if text else None
+        return re.compile(text or "")
     except re.error as error:
         raise UsageError(f"--grep {text!r}: {error}") from error
 
@@ -401,7 +401,7 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _seconds_ago(text: str) -> float:
+def seconds_ago(text: str) -> float:
     """The time that ``10m`` or an ISO date means, in seconds since the epoch."""
     from datetime import datetime
 

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.markup import escape
 
 # Where the output is not a terminal nothing knows its width, and a table cut at 80 columns helps nobody.
@@ -20,6 +21,17 @@ _WIDTH_OF_A_PIPE = 200
 def output() -> Console:
     """The console for results."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE, highlight=False)
+
+
+@contextmanager
+def redrawn() -> Iterator[Callable[[RenderableType], None]]:
+    """Show something that changes: in its place on a terminal, and anew below where nothing can be overwritten."""
+    console = output()
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield console.print
+        return
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        yield lambda frame: live.update(frame, refresh=True)
 
 
 class _StoryConsole(Console):

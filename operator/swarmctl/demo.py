@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
 from rich.text import Text
 
 from . import choose, generate, loss_curve, stack
-from .console import Story, duration, number, output
+from .console import Story, duration, number, output, redrawn
 from .errors import SwarmctlError, UsageError
 from .local import checkpoints, engine, ports, status
 from .local.observe import observe
 from .local.state import Folder
+from .paths import expanded
 
 STACK = "rwkv-tiny"
 PROMPT = "ROMEO:\n"
@@ -135,11 +135,11 @@ def _compression(wanted: stack.Stack) -> str:
 
 def _watch(folder: Folder, console: Console, minutes: float) -> Progress:
     progress = Progress()
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         _look_until_done(folder, progress, minutes, _LinePrinter(console))
         return progress
-    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
-        _look_until_done(folder, progress, minutes, lambda p: live.update(_picture(p, console, minutes), refresh=True))
+    with redrawn() as show:
+        _look_until_done(folder, progress, minutes, lambda p: show(_picture(p, console, minutes)))
     return progress
 
 
@@ -246,7 +246,7 @@ def _run_agent(command: list[str]) -> str:
 
 def _fresh_folder(state: Path | None) -> Folder:
     parent = state or choose.writable_root() / "demo" / f"{datetime.now():%Y-%m-%d-%H%M%S}"
-    folder = Folder(parent.expanduser().absolute() / STACK)
+    folder = Folder(expanded(parent).absolute() / STACK)
     if checkpoints.newest(folder) or folder.deployment.exists():
         raise UsageError(
             f"{parent} holds an earlier run, and the demo starts from nothing", "swarmctl demo --state ANOTHER-FOLDER"

@@ -35,7 +35,7 @@ def command(
     """The command that generates text from a checkpoint's folder (or another name that the agent knows)."""
     return [
         *(sys.executable, "-m", "swarm_agent.generate", str(model)),
-        *("--prompt", prompt, "--tokens", str(tokens)),
+        *(f"--prompt={prompt}", "--tokens", str(tokens)),  # in one word, since a prompt may begin with a dash
         *("--temperature", str(temperature), "--top-p", str(top_p)),
         *(("--seed", str(seed)) if seed is not None else ()),
     ]

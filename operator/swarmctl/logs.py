@@ -28,9 +28,11 @@ class Log:
     offset: int = 0
     _inode: int = field(default=0, repr=False)
 
-    def last_lines(self, count: int) -> list[str]:
-        """The last lines; what comes after them is for `new_lines`."""
+    def last_lines(self, count: int | None) -> list[str]:
+        """The last lines, or all; what comes after them is for `new_lines`."""
         content = self._read_on()
+        if count is None:
+            return content
         return content[-count:] if count else []
 
     def new_lines(self) -> list[str]:
@@ -60,6 +62,15 @@ def in_order(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         latest[process] = str(_fields(line).get("timestamp") or latest.get(process, ""))
         stamped.append((latest[process], process, line))
     return [(process, line) for _, process, line in sorted(stamped, key=lambda item: item[0])]
+
+
+def since(lines: Iterable[tuple[str, str]], begin: float) -> Iterator[tuple[str, str]]:
+    """Those of `in_order` that were written at a time (seconds since the epoch) or later, with what belongs to them."""
+    latest: dict[str, float] = {}
+    for process, line in lines:
+        latest[process] = _seconds(str(_fields(line).get("timestamp"))) or latest.get(process, 0.0)
+        if latest[process] >= begin:
+            yield process, line
 
 
 def follow(logs: list[Log]) -> Iterator[tuple[str, str]]:
@@ -94,6 +105,13 @@ def _fields(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _seconds(timestamp: str) -> float | None:
+    try:
+        return datetime.fromisoformat(timestamp).timestamp()
+    except ValueError:
+        return None
 
 
 def _clock(timestamp: str) -> str:

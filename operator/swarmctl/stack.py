@@ -15,6 +15,7 @@ from typing import Any
 
 from . import schema, stack_checks, stack_files
 from .errors import StackError, UsageError
+from .paths import expanded
 from .schema import Problem
 from .stack_schema import profiles, stack_schema
 
@@ -156,7 +157,7 @@ def find(name_or_path: str) -> Path:
         UsageError: No built-in stack has this name.
     """
     if is_path(name_or_path):
-        return Path(name_or_path).expanduser().absolute()
+        return expanded(name_or_path).absolute()
     built_in = built_in_stacks()
     if name_or_path in built_in:
         return built_in[name_or_path]

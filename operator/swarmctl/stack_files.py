@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .paths import expanded
 from .schema import Places, Problem
 from .units import size_text
 
@@ -74,7 +75,7 @@ def looks_like_path(data: object) -> bool:
 
 def absolute(path: str, folder: Path) -> str:
     """A path as seen from a folder."""
-    return str((folder / Path(path).expanduser()).resolve())
+    return str((folder / expanded(path)).resolve())
 
 
 def _take(path: str, key: str, files: dict[str, bytes], refuse: Any) -> None:

@@ -18,6 +18,7 @@ import yaml
 
 from .. import schema
 from ..errors import FleetError, UsageError
+from ..paths import expanded
 from ..schema import Either, Integer, Keys, Listing, Problem, Text
 
 HERE = "here"
@@ -369,7 +370,7 @@ def _complete(host: Host, defaults: Mapping[str, Any], folder: Path) -> Host:
         host,
         user=host.user or defaults.get("user"),
         port=host.port or defaults.get("port"),
-        identity=identity and folder.absolute() / identity.expanduser(),
+        identity=identity and folder.absolute() / expanded(identity),
         jump=defaults.get("jump") if host.jump is None else host.jump,
     )
 

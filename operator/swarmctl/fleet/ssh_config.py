@@ -15,6 +15,7 @@ from typing import Any
 import paramiko
 from paramiko.config import SSH_PORT
 
+from ..paths import expanded
 from .inventory import Host, parse_hop
 from .ssh_errors import SshConfigError
 
@@ -195,8 +196,8 @@ def _words(line: str) -> list[str]:
 
 
 def _in_home(name: str) -> Path:
-    return Path("~/.ssh").expanduser() / name
+    return expanded("~/.ssh") / name
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser()
+    return expanded(text)

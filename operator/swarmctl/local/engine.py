@@ -136,6 +136,8 @@ def remove(folder: Folder, story: Story, *, volumes: bool) -> None:
         observed = observe(folder)
         if observed:
             story.title(folder.name, "on this machine")
+            if not volumes:
+                _save(observed, story)
             if not _stop(observed, story) and not volumes:
                 raise SwarmctlError(
                     f"the coordinator ended badly, so its last checkpoint may be missing; nothing is removed yet. "
@@ -223,12 +225,11 @@ def _deployed(folder: Folder) -> Observed:
 
 def _bring_about(folder: Folder, wanted: Wanted, actions: list[Action], story: Story, deadline: float) -> None:
     observed = observe(folder)
+    left = observed.living if observed and not observed.supervised else []
     kept = checkpoints.newest(folder)
-    if kept and not (observed and observed.supervised):
+    if kept and not left and not (observed and observed.supervised):  # a coordinator that is left will write another
         story.same(f"resumes from version {kept.version} ({kept.path})")
-    for path, text in wanted.files.items():
-        Path(path).write_text(text, encoding="utf-8")
-    write(folder.deployment, wanted.deployment)
+    _write_wish(folder, wanted)
     story.done("configuration written", "; ".join(f"{a.kind} {a.process}" for a in actions))
     remaining = max(1.0, deadline - time.monotonic())
     if observed and observed.supervised:
@@ -236,12 +237,48 @@ def _bring_about(folder: Folder, wanted: Wanted, actions: list[Action], story: S
             ask(folder, "follow", remaining)
         story.done("supervisor has taken it up")
         return
-    left = observed.living if observed else []
     if left:
         story.warn(f"the supervisor was killed; {len(left)} processes that it left are ended first")
     with story.waiting("the supervisor starts"):
         start_supervisor(folder, remaining)
     story.done("supervisor started", "it restarts what crashes")
+
+
+def _write_wish(folder: Folder, wanted: Wanted) -> None:
+    """Write configuration and deployment; where the disk is full, or not to be written to, all stays as it was."""
+    new = {Path(f"{path}.new"): text for path, text in wanted.files.items()}
+    try:
+        for path, text in new.items():
+            path.write_text(text, encoding="utf-8")
+        write(folder.deployment, wanted.deployment)
+    except (OSError, SwarmctlError):
+        for path in new:
+            path.unlink(missing_ok=True)
+        raise
+    for path in new:
+        path.replace(path.with_suffix(""))
+
+
+def _save(observed: Observed, story: Story) -> None:
+    """Have the coordinator write a checkpoint while it can still be asked to, before it is ended.
+
+    Raises:
+        SwarmctlError: It can't: it goes on, and holds what it has learnt.
+    """
+    if not (observed.supervised and observed.status) or observed.is_finished:
+        return
+    folder = observed.folder
+    try:
+        with story.waiting("the coordinator writes a checkpoint"):
+            coordinator.control(observed.deployment.http_port, "checkpoint", STOP_TIMEOUT_SEC)
+    except UnreachableError:  # it has ended meanwhile; its end says more
+        return
+    except SwarmctlError as error:
+        raise SwarmctlError(
+            f"the coordinator can't write a checkpoint, so it goes on: {coordinator.without_remedy(str(error))}",
+            f"free some space in {folder.path}, and try again",
+            f"swarmctl rm --local --stack {folder.name} --volumes   # without its checkpoints",
+        ) from error
 
 
 def _stop(observed: Observed, story: Story) -> bool:

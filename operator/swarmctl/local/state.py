@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from ..errors import SwarmctlError
+from ..paths import expanded
 
 COORDINATOR = "coordinator"
 # Process creation times are computed from the boot time, which moves a little when the clock is set.
@@ -148,10 +149,10 @@ class Folder:
 def state_root(environment: Mapping[str, str]) -> Path:
     """The folder for all of swarmctl's state on this machine."""
     if environment.get("SWARMCTL_STATE"):
-        return Path(environment["SWARMCTL_STATE"]).expanduser().absolute()
+        return expanded(environment["SWARMCTL_STATE"]).absolute()
     if environment.get("XDG_STATE_HOME"):
-        return Path(environment["XDG_STATE_HOME"]).expanduser().absolute() / "swarmctl"
-    return Path.home() / ".local" / "state" / "swarmctl"
+        return expanded(environment["XDG_STATE_HOME"]).absolute() / "swarmctl"
+    return expanded("~") / ".local" / "state" / "swarmctl"
 
 
 def local_folder(root: Path, stack: str) -> Folder:
