@@ -22,13 +22,15 @@ from msgspec import Meta
 from .errors import ConfigError
 
 C = TypeVar("C", bound="Config")
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+# As much as a float64 counts one by one: what is above it is a slip of the hand, and overflows somewhere.
+_MOST = 2**53
+Count = Annotated[int, Meta(ge=0, le=_MOST)]
+Positive = Annotated[int, Meta(ge=1, le=_MOST)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=86400)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Ratio = Annotated[float, Meta(gt=0, le=1)]
-NonNegative = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e30)]  # fits float32, and its product with a weight too
 CompressionName = Literal["none", "fp16", "topk", "qsgd"]
 Method = Literal["full", "lora"]
 
@@ -71,7 +73,7 @@ class CoordinatorNetwork(Section, frozen=True):
     port: Port = 7100
     http_port: Port = 7180
     heartbeat_interval_sec: Seconds = 10.0
-    missed_heartbeats: Positive = 3  # a worker silent for this many intervals has left
+    missed_heartbeats: Annotated[int, Meta(ge=1, le=1000)] = 3  # a worker silent for this many intervals has left
     restarts: bool = False  # something starts it again whenever it ends, so its workers wait for it
 
 
@@ -81,10 +83,10 @@ class CoordinatorTraining(Section, frozen=True):
     method: Method = "full"  # all weights, or adapters beside frozen ones
     lora_rank: Positive = 16  # inner size of each adapter, with lora
     optimizer: Literal["adam", "adamw", "sgd", "nesterov_outer"] = "adam"
-    learning_rate: Annotated[float, Meta(gt=0)] = 1e-4
+    learning_rate: Annotated[float, Meta(gt=0, le=1e30)] = 1e-4
     beta1: Fraction = 0.9
     beta2: Fraction = 0.999
-    epsilon: Annotated[float, Meta(gt=0)] = 1e-8
+    epsilon: Annotated[float, Meta(ge=1e-30, le=1)] = 1e-8  # below, it is nothing in float32
     momentum: Fraction = 0.0  # sgd and nesterov_outer
     nesterov: bool = False  # sgd
     weight_decay: NonNegative = 0.0  # on two-dimensional weights
@@ -112,7 +114,7 @@ class CoordinatorData(Section, frozen=True):
     """How the data is parted among workers."""
 
     path: str = ""  # the same as the workers'; named in /status
-    shards: Positive = 64
+    shards: Annotated[int, Meta(ge=1, le=1_000_000)] = 64
 
 
 class Checkpointing(Section, frozen=True):

@@ -29,7 +29,7 @@ from fdtc import ErrorCode, LocalProtocolError, Profile, RemoteProtocolError, St
 
 from . import checkpoint, hardware, models, optim
 from .config import CoordinatorConfig
-from .errors import CheckpointError, ConfigError
+from .errors import CheckpointError, ConfigError, DivergedError
 from .http import HttpServer
 from .ledger import ShardLedger
 from .master import Master, Outcome, Refusal, Vector
@@ -444,6 +444,10 @@ class Coordinator:
             log.info("can't write to a peer", peer=peer.name, reason=str(error))
             close_socket(peer.socket)
             return
+        except DivergedError as error:
+            close_socket(peer.socket)
+            self._give_up(error)
+            return
         with suppress(OSError):  # the other side was quicker
             peer.socket.shutdown(socket.SHUT_WR)
 
@@ -681,8 +685,16 @@ class Coordinator:
             self._checkpoint_due.clear()
             try:
                 self.save_checkpoint()
+            except DivergedError as error:
+                self._give_up(error)
             except CheckpointError as error:
                 log.error("checkpoint failed; training goes on, the next one is tried in time", reason=str(error))
+
+    def _give_up(self, error: DivergedError) -> None:
+        """Have the owner call `stop`, which raises the same error, since there is nothing to save."""
+        if not self._finished.is_set():
+            log.error("the run ends", reason=str(error))
+        self._finished.set()
 
     def _resume(self, undo: ExitStack) -> None:
         self.directory = _writable(self.directory)
@@ -693,7 +705,10 @@ class Coordinator:
         found = checkpoint.load_newest(self.directory, set_damaged_aside=True)
         if found is None:
             return
-        self.master.restore(found.version, found.weights, found.optimizer)
+        try:
+            self.master.restore(found.version, found.weights, found.optimizer)
+        except CheckpointError as error:
+            raise CheckpointError(f"{found.path}: {error}") from error
         self.tokens = int(found.manifest.get("tokens", 0))
         self.loss = found.manifest.get("loss")
         self._bytes_of_the_gone = list(found.manifest.get("bytes", [0, 0]))

@@ -35,7 +35,7 @@ def _run(options: argparse.Namespace) -> int:
     models.require_trainable(config.model.name, config.training.method)
     model = models.load_model(config.model.name, config.training.seed)
     context = models.context_of(model, config.training.context)
-    coordinator = Coordinator(model.parameters, config, context=context, model_name=config.model.name)
+    coordinator = Coordinator(models.parameters_of(model), config, context=context, model_name=config.model.name)
     del model  # its arrays were copied
     commands.on_termination(coordinator.shut_down)
     coordinator.start()

@@ -397,8 +397,8 @@ class BrokenLines:
         """
         if self.on_broken == "refuse":
             raise DataError(
-                f"{self.name}:{line_number}: {reason}. Mend the line, or let broken ones be skipped "
-                '(on_broken = "skip" under [data], or --on-broken skip).'
+                f"{self.name}:{line_number}: {reason}. Mend the line, or let broken ones be skipped: --on-broken skip, "
+                'on_broken = "skip" under [data], or FDTC_DATA_ON_BROKEN=skip.'
             )
         self.count += 1
         if self.count <= WARNINGS:

@@ -21,6 +21,10 @@ class CheckpointError(AgentError):
     """A checkpoint can't be written or read."""
 
 
+class DivergedError(CheckpointError):
+    """The weights are not finite any more; the newest checkpoint was written before that."""
+
+
 class ModelError(AgentError):
     """A model can't be built, or is not the one that the other side has."""
 

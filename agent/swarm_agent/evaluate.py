@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from . import logs
 from .data import WindowSource, open_data
 from .errors import AgentError, DataError, ModelError
@@ -54,9 +56,12 @@ def evaluate(model: RWKV7, source: WindowSource, tokens: int = TOKENS) -> Evalua
             break
         count = len(batch) * source.context
         try:
-            total += model.loss(batch) * count
+            with np.errstate(all="ignore"):  # said below, in a sentence
+                total += model.loss(batch) * count
         except ValueError as error:
             raise ModelError(f"the data does not fit the model: {error}.") from error
+        if not math.isfinite(total):
+            raise ModelError("the loss is not a finite number: the weights are damaged, or training had diverged.")
         predicted += count
     if not predicted:
         raise DataError("there is nothing to measure on: the pass over the data is over.")

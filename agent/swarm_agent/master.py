@@ -22,7 +22,7 @@ from fdtc import TensorSpec
 
 from . import optim
 from .config import CoordinatorTraining
-from .errors import CheckpointError, ConfigError, ModelError
+from .errors import CheckpointError, ConfigError, DivergedError, ModelError
 
 Vector = NDArray[np.float32]
 WINDOW = 128  # updates that averages are taken over
@@ -144,15 +144,25 @@ class Master:
             return self._refuse(refusal, 0)
 
     def snapshot(self, out: Vector) -> int:
-        """Copy the weights into `out`, a flat vector of the layout's size, and return their version."""
+        """Copy the weights into `out`, a flat vector of the layout's size, and return their version.
+
+        Raises:
+            DivergedError: They are not finite.
+        """
         with self.lock:
+            self._check_finite()
             np.copyto(out, self.weights)
             self.weights_pulled += 1
             return self.version
 
     def copy_state(self) -> tuple[int, dict[str, Vector], dict[str, NDArray[np.generic]]]:
-        """Copy version, weights by name and optimizer state, all of one moment, for a checkpoint."""
+        """Copy version, weights by name and optimizer state, all of one moment, for a checkpoint.
+
+        Raises:
+            DivergedError: The weights are not finite.
+        """
         with self.lock:
+            self._check_finite()
             weights = self.layout.views(self.weights.copy())
             optimizer = {name: array.copy() for name, array in self.optimizer.state().items()}
             return self.version, weights, optimizer
@@ -175,6 +185,8 @@ class Master:
                 f"the checkpoint is of another model: {differences(wanted, found)}. "
                 "Name the model that it was made with, or another --checkpoint-dir."
             )
+        if not all(np.isfinite(array).all() for array in weights.values()):
+            raise CheckpointError("the checkpoint holds weights that are not finite: training had diverged.")
         with self.lock:
             try:
                 self.optimizer.load_state(optimizer)
@@ -196,6 +208,16 @@ class Master:
         norm, factor = optim.clip_global_norm(gradient, limit or float("inf"), scale)
         return scale * factor if norm <= LARGEST_NORM else None
 
+    def _check_finite(self) -> None:
+        """Refuse weights of no use: gradients are finite, but a rate that is too high makes of them what it will."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(np.add.reduce(self.weights))  # one pass; a sum is finite only where everything is
+        if not np.isfinite(total):
+            raise DivergedError(
+                f"training has diverged: the weights of version {self.version} are not finite. A lower learning_rate "
+                "or clip_norm = 1 helps; started again, the coordinator goes on from its newest checkpoint."
+            )
+
     def _refuse(self, refusal: Refusal, staleness: int) -> Outcome:
         self.gradients_refused[refusal] += 1
         return Outcome(refusal, staleness, self.version)
@@ -207,6 +229,8 @@ def specs_of(parameters: Mapping[str, NDArray[np.floating]]) -> tuple[TensorSpec
     Raises:
         ModelError: There is none, or one is no array of floats.
     """
+    if not isinstance(parameters, Mapping) or not all(isinstance(name, str) for name in parameters):
+        raise ModelError("a model's `parameters` must be a mapping (such as a dict) of names to numpy arrays.")
     if not parameters:
         raise ModelError("the model has no parameters: `parameters` must name at least one float array.")
     for name, array in parameters.items():

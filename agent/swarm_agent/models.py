@@ -3,7 +3,7 @@
 A model is any object with ``parameters`` (float32 arrays by name) and ``loss_and_gradients(batch)``; a data source
 is any object with ``next_batch``, ``reset`` and ``close``. A name is a built-in one, or ``package.module:factory``.
 
-May import: ``checkpoint``, ``config``, ``errors``, ``rwkv7``, ``data``, ``tokenizers``, ``fdtc``.
+May import: ``checkpoint``, ``config``, ``errors``, ``theirs``, ``rwkv7``, ``data``, ``tokenizers``, ``fdtc``.
 """
 
 import importlib
@@ -22,6 +22,7 @@ from fdtc.messages import ModelTooLargeError, check_tensors
 from . import checkpoint
 from .config import WorkerConfig
 from .errors import CheckpointError, DataError, ModelError
+from .theirs import calling
 
 if TYPE_CHECKING:
     from .rwkv7 import RWKV7
@@ -75,8 +76,11 @@ def load_model(name: str, seed: int = 0) -> TrainableModel:
     """
     if ":" not in name:
         return _built_in(name, seed)
-    model = load_object(name, ModelError)()
-    if not hasattr(model, "parameters") or not callable(getattr(model, "loss_and_gradients", None)):
+    factory = load_object(name, ModelError)
+    with calling(f"{name}, which makes the model and is called without arguments,", ModelError):
+        model = factory()
+        fits = hasattr(model, "parameters") and callable(getattr(model, "loss_and_gradients", None))
+    if not fits:
         raise ModelError(f"what {name} returned is no model: it needs `parameters` and `loss_and_gradients(batch)`.")
     return cast(TrainableModel, model)
 
@@ -122,6 +126,16 @@ def check_sendable(specs: Iterable[TensorSpec]) -> None:
         raise ModelError(f"the model's parameters can't be sent: {error}.") from error
 
 
+def parameters_of(model: TrainableModel) -> Mapping[str, NDArray[np.floating]]:
+    """Take the parameters of a model, which may be a person's own.
+
+    Raises:
+        ModelError: Asking for them failed.
+    """
+    with calling("the model's `parameters`", ModelError):
+        return model.parameters
+
+
 def context_of(model: TrainableModel, wanted: int) -> int:
     """Tokens in one sample: as configured, else 128 for a built-in model, else 1: a sample is a sample."""
     from .rwkv7 import RWKV7
@@ -136,13 +150,16 @@ def load_object(name: str, error: type[ModelError] | type[DataError]) -> Callabl
         ModelError: (or the error given) It can't be imported or is not callable.
     """
     module, _, attribute = name.partition(":")
+    if not attribute or not all(part.isidentifier() for part in module.split(".")):
+        raise error(f"{name!r} names nothing: your own code is package.module:factory, such as my_model:make.")
     here = str(Path.cwd())
     if here not in sys.path:  # a console script does not have it there, `python -m` has
         sys.path.insert(0, here)
-    try:
-        loaded = importlib.import_module(module)
-    except ImportError as failure:
-        raise error(f"can't import {module!r} for {name!r}: {failure}. Is it on PYTHONPATH?") from failure
+    with calling(f"importing {module!r}", error):
+        try:
+            loaded = importlib.import_module(module)
+        except ImportError as failure:
+            raise error(f"can't import {module!r} for {name!r}: {failure}. Is it on PYTHONPATH?") from failure
     found = getattr(loaded, attribute, None)
     if not callable(found):
         raise error(f"module {module!r} has no function {attribute!r} (asked for by {name!r}).")

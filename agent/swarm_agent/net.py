@@ -22,15 +22,28 @@ def listen(host: str, port: int, option: str) -> socket.socket:
     Raises:
         AgentError: It is in use, or not this machine's.
     """
+    family, address = _resolved(host, port)
     try:
-        return socket.create_server((host, port), backlog=128)
+        return socket.create_server(address, family=family, backlog=128, dualstack_ipv6=host == "::")
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AgentError(
                 f"port {port} on {host} is in use. Find out by whom with `ss -ltnp 'sport = :{port}'`, "
                 f"or choose another with {option}."
             ) from error
-        raise AgentError(f"can't listen on {host}:{port}: {error.strerror}. Choose another {option}.") from error
+        wrong = "--host" if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) else option
+        raise AgentError(f"can't listen on {host}, port {port}: {error.strerror}. Choose another {wrong}.") from error
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """An address to listen on; of a name that has both kinds the IPv4 one, where workers look first."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AgentError(f"can't listen on {host!r}: {reason}. Choose another --host.") from error
+    family, *_, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    return family, (str(address[0]), port)
 
 
 def tune(connection: socket.socket, silence_seconds: float) -> None:

@@ -27,14 +27,17 @@ from . import hardware, master, optim
 from .compression import Compressor
 from .config import WorkerConfig
 from .errors import ConfigError, DataError, ModelError, RefusedError, UnreachableError
-from .models import DataFactory, DataSource, TrainableModel
+from .models import DataFactory, DataSource, TrainableModel, parameters_of
 from .net import close_socket, see_off, send_buffers, tune
+from .theirs import calling
 
 log = structlog.get_logger()
 CONNECT_SECONDS = 20.0
 MOST_NOT_FINITE = 10
 COMPLAINT_SECONDS = 1.0
 MISSED_HEARTBEATS = 3
+SOURCE = ("next_batch", "reset", "close")  # what a data source can do
+SMALLER = "Choose a smaller --batch-size or --context."
 # What trying again will not mend.
 FINAL_ERRORS = (
     ErrorCode.MODEL_MISMATCH,
@@ -334,7 +337,11 @@ class Worker:
     ) -> None:
         self.config = config or WorkerConfig()
         self.model = model
-        self.specs = master.specs_of(model.parameters)
+        parameters = parameters_of(model)
+        self.specs = master.specs_of(parameters)
+        for name, array in parameters.items():
+            if not array.flags.writeable:
+                raise ModelError(f"parameter {name!r} can't be written to, and new weights go there; copy it first.")
         self._layout = optim.Layout.from_shapes({spec.name: spec.shape for spec in self.specs})
         self.machine = hardware.detect(self.config.hardware)
         self.worker_id = _worker_id(worker_id)
@@ -390,8 +397,7 @@ class Worker:
                     failures += 1
                     self._wait_before_retry(failures, error)
         finally:
-            if self._source:
-                self._source.close()
+            self._close_source()
         log.info("worker has stopped", worker=self.worker_id, pushes=self.pushes, samples=self.samples)
 
     def stop(self) -> None:
@@ -474,10 +480,20 @@ class Worker:
         shard = (ack.assigned_shard if own < 0 else own, total)
         if shard == self._shard and self._source:
             return
-        if self._source:
-            self._source.close()
-        self._source = self._make_source(*shard)
+        self._close_source()
+        with calling("the data's factory, which is called with a shard and their number,", DataError):
+            source = self._make_source(*shard)
+            missing = [name for name in SOURCE if not callable(getattr(source, name, None))]
+        if missing:
+            raise DataError(f"what the data's factory returned has no {' and no '.join(missing)}: see docs/agent.md.")
+        self._source = source
         self._shard = shard
+
+    def _close_source(self) -> None:
+        source, self._source = self._source, None
+        if source:
+            with calling("the data's `close`", DataError):
+                source.close()
 
     def _choose_compression(self, ack: fdtc.RegisterAck) -> None:
         own = self.config.compression
@@ -532,10 +548,13 @@ class Worker:
         session.push_now = False
         for _ in range(self._accumulation(session.ack)):
             batch = self._next_batch(session)
-            loss, gradients = self.model.loss_and_gradients(batch)
-            self._add(gradients, len(batch), first=samples == 0)
-            samples += len(batch)
-            losses += float(loss) * len(batch)
+            size = _size_of(batch)
+            with calling("the model's `loss_and_gradients`", ModelError, SMALLER):
+                returned = self.model.loss_and_gradients(batch)
+            loss, gradients = _loss_and_gradients(returned)
+            self._add(gradients, size, first=samples == 0)
+            samples += size
+            losses += loss * size
             self.local_step += 1
             if session.given_up:
                 return 0
@@ -568,30 +587,34 @@ class Worker:
         if self._gradient is None:
             self._gradient = np.empty(self._layout.size, np.float32)
         for name, view in self._layout.views(self._gradient).items():
-            part = view.reshape(-1)
-            try:
-                gradient = gradients[name].reshape(-1)
-            except KeyError:
-                raise ModelError(f"loss_and_gradients returned no gradient for {name!r}.") from None
-            if gradient.size != part.size:
-                raise ModelError(f"the gradient of {name!r} has {gradient.size} entries, not {part.size}.")
+            gradient = gradients.get(name)
+            if gradient is None:
+                raise ModelError(f"loss_and_gradients returned no gradient for {name!r}.")
+            if not isinstance(gradient, np.ndarray) or gradient.dtype.kind != "f" or gradient.shape != view.shape:
+                raise ModelError(
+                    f"the gradient of {name!r} must be a numpy array of floats of shape {list(view.shape)}, like the "
+                    f"parameter; loss_and_gradients returned {_in_words(gradient)}."
+                )
             if first:
-                np.multiply(gradient, samples, out=part, casting="same_kind")
+                np.multiply(gradient, samples, out=view, casting="same_kind")
             else:
-                part += gradient * np.float32(samples)
+                view += gradient * np.float32(samples)
 
     def _next_batch(self, session: Session) -> Any:
         """Take a batch; at the end of the shard ask for the next one."""
         assert self._source
         assert session.ack
         size = session.ack.batch_size
-        batch = self._source.next_batch(size)
+        with calling("the data's `next_batch`", DataError, SMALLER):
+            batch = self._source.next_batch(size)
         if batch is not None:
             return batch
-        self._source.reset()
+        with calling("the data's `reset`", DataError):
+            self._source.reset()
         if self.config.data.shard_index < 0:
             self._register(session)
-        batch = self._source.next_batch(size)
+        with calling("the data's `next_batch`", DataError, SMALLER):
+            batch = self._source.next_batch(size)
         if batch is None:
             raise DataError(f"shard {session.ack.assigned_shard} holds no sample; use fewer shards or more data.")
         return batch
@@ -612,6 +635,33 @@ class Worker:
             self.heartbeat(),
         )
         self.pushes += 1
+
+
+def _size_of(batch: Any) -> int:
+    """How many samples a batch has."""
+    with calling("len() of what the data's `next_batch` returned", DataError):
+        size = len(batch)
+    if not size:
+        raise DataError("the data's `next_batch` returned an empty batch; at the end of a pass it returns None.")
+    return size
+
+
+def _loss_and_gradients(returned: Any) -> tuple[float, Mapping[str, Any]]:
+    match returned:
+        case (loss, Mapping() as gradients) if np.ndim(loss) == 0 and np.asarray(loss).dtype.kind in "fiu":
+            return float(loss), gradients
+    raise ModelError(
+        "loss_and_gradients(batch) must return (loss, gradients): a number, and a mapping of parameters' names to "
+        f"arrays; it returned {_in_words(returned)}."
+    )
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} of shape {list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(_in_words(part) for part in value)})"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _worker_id(wanted: str) -> str:

@@ -37,6 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--accumulation-steps", dest="training.accumulation_steps", type=int, metavar="N")
     parser.add_argument("--threads", dest="hardware.num_threads", type=int, metavar="N", help="0: automatic")
     parser.add_argument("--tokenizer", dest="data.tokenizer", choices=["bytes", "world"])
+    parser.add_argument(
+        "--on-broken", dest="data.on_broken", choices=["refuse", "skip"], help="broken lines of jsonl (default: refuse)"
+    )
     return parser
 
 

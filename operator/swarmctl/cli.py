@@ -20,7 +20,7 @@ from rich.text import Text
 
 from . import choose, cluster_cli, coordinator, fleet_cli, generate, logs, stack, stack_schema
 from .cluster import render
-from .console import Story, output, print_json, redrawn
+from .console import Story, output, print_json, redrawn, typeable
 from .errors import Exit, SwarmctlError, UnreachableError, UsageError, interruptible
 from .local import checkpoints, engine, processes, status
 from .local.observe import Observed, observe
@@ -392,7 +392,7 @@ def generate_command(
     """Let a checkpoint write text (always on this machine; no stack needs to run)."""
     del local  # accepted, since all other commands need it
     if checkpoint_path is None:
-        checkpoint_path = generate.newest_checkpoint(choose.known(stack_name))
+        checkpoint_path = generate.checkpoints_of(choose.known(stack_name))
     generate.run(checkpoint_path, prompt=prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
 
 
@@ -552,4 +552,4 @@ def _print_error(error: SwarmctlError) -> None:
     console = Story().console
     console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
     for step in error.next_steps:
-        console.print(Text.assemble("  ", (step, "bold cyan")), soft_wrap=True)
+        console.print(Text.assemble("  ", (typeable(step), "bold cyan")), soft_wrap=True)

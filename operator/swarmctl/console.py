@@ -6,9 +6,11 @@ can be piped on.
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -32,6 +34,18 @@ def redrawn() -> Iterator[Callable[[RenderableType], None]]:
         return
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
         yield lambda frame: live.update(frame, refresh=True)
+
+
+def typeable(command: str) -> str:
+    """A command as it can be typed here: where swarmctl is not on the path, as after ``make demo``, by its place."""
+    if not command.startswith("swarmctl ") or shutil.which("swarmctl"):
+        return command
+    place = Path(sys.argv[0])
+    if place.name != "swarmctl":
+        return command
+    with suppress(ValueError):
+        place = place.absolute().relative_to(Path.cwd())
+    return f"{place} {command.removeprefix('swarmctl ')}"
 
 
 class _StoryConsole(Console):
@@ -93,7 +107,7 @@ class Story:
         """What to type next."""
         for i, command in enumerate(commands):
             self.console.print(
-                f"[dim]{'Next:' if i == 0 else '     '}[/] [bold cyan]{escape(command)}[/]", soft_wrap=True
+                f"[dim]{'Next:' if i == 0 else '     '}[/] [bold cyan]{escape(typeable(command))}[/]", soft_wrap=True
             )
 
     @contextmanager

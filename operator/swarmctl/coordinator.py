@@ -68,6 +68,16 @@ def worker(status: Json | None, worker_id: str) -> Json:
     return next((w for w in workers or [] if w.get("id") == worker_id), {})
 
 
+def often_refused(status: Json | None) -> list[str]:
+    """A sentence for each worker most of whose gradients come too late to be of use."""
+    return [
+        f"{worker['id']}: {stale} of its {stale + worker['pushes']} gradients were refused as stale, since it computes "
+        "longer than max_staleness allows; a smaller batch_size for its class helps, or a larger max_staleness"
+        for worker in (status or {}).get("workers", [])
+        if (stale := worker.get("refused", {}).get("stale", 0)) > max(10, worker.get("pushes", 0))
+    ]
+
+
 def bytes_per_token(status: Json) -> float | None:
     """Bytes that workers have sent for each token that was trained on; both counts go on from a checkpoint."""
     received, tokens = status.get("bytes_received"), status.get("tokens")

@@ -9,8 +9,8 @@ from .local import checkpoints
 from .local.state import Folder
 
 
-def newest_checkpoint(folder: Folder) -> Path:
-    """The newest checkpoint of a local stack.
+def checkpoints_of(folder: Folder) -> Path:
+    """Where the checkpoints of a local stack are; the agent takes the newest that is whole.
 
     Raises:
         SwarmctlError: There is none yet.
@@ -20,7 +20,7 @@ def newest_checkpoint(folder: Folder) -> Path:
         raise SwarmctlError(
             f"{folder.name} has no checkpoint yet", f"swarmctl checkpoint --local --stack {folder.name}"
         )
-    return found.path
+    return folder.checkpoints
 
 
 def command(
@@ -48,6 +48,7 @@ def run(model: Path, *, prompt: str, tokens: int, temperature: float, top_p: flo
         SwarmctlError: The generator failed; it has said why.
     """
     arguments = command(model, prompt=prompt, tokens=tokens, temperature=temperature, top_p=top_p, seed=seed)
-    ended = subprocess.run(arguments, check=False)
+    ended = subprocess.run(arguments, check=False, stderr=subprocess.PIPE, text=True, errors="replace")
     if ended.returncode:
-        raise SwarmctlError(f"the generator ended with exit code {ended.returncode}")
+        said = ended.stderr.strip().removeprefix("python -m swarm_agent.generate: ")
+        raise SwarmctlError(said or f"the generator ended with exit code {ended.returncode}")

@@ -74,8 +74,8 @@ def since(lines: Iterable[tuple[str, str]], begin: float) -> Iterator[tuple[str,
 
 
 def follow(logs: list[Log]) -> Iterator[tuple[str, str]]:
-    """Yield lines as they are written, for ever."""
-    while True:
+    """Yield lines as they are written, until the folder of the logs is gone."""
+    while any(log.path.parent.exists() for log in logs):
         yield from in_order((log.process, line) for log in logs for line in log.new_lines())
         time.sleep(FOLLOW_INTERVAL_SEC)
 

@@ -316,8 +316,11 @@ def _model(name: str) -> None:
 
 
 def _data(name: str) -> None:
-    if not looks_like_path(name) and name not in TEXTS:
-        raise ValueError(f"there is no built-in text {name!r} (a file: ./its-path.txt){did_you_mean(name, TEXTS)}")
+    if not looks_like_path(name) and ":" not in name and name not in TEXTS:
+        raise ValueError(
+            f"there is no built-in text {name!r} (a file: ./its-path.txt; your own code: package.module:factory)"
+            f"{did_you_mean(name, TEXTS)}"
+        )
 
 
 @cache

@@ -420,6 +420,12 @@ def check_tensors(tensors: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
 def _check_tensor(spec: TensorSpec) -> None:
     if not spec.name:
         raise ValueError("a tensor has no name")
+    try:
+        encoded = spec.name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{spec.name!r} is no name for a tensor: it is not valid text") from None
+    if len(encoded) > TENSOR_NAME_SIZE or b"\0" in encoded:
+        raise ValueError(f"{spec.name!r} is no name for a tensor: at most {TENSOR_NAME_SIZE} bytes, and no NUL")
     if len(spec.shape) > MAX_DIMS:
         raise ValueError(f"{spec.name!r} has {len(spec.shape)} dimensions, at most {MAX_DIMS} are possible")
     if any(size < 1 for size in spec.shape):

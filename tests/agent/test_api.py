@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from swarm_agent import Coordinator, CoordinatorConfig, ModelError, RefusedError, Worker, WorkerConfig
+from swarm_agent import Coordinator, CoordinatorConfig, DataError, ModelError, RefusedError, Worker, WorkerConfig
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_model.py"
 
@@ -24,6 +24,34 @@ class Constant:
 
     def loss_and_gradients(self, batch: object) -> tuple[float, object]:
         return self.loss, self.gradients
+
+
+class Raises(Constant):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def loss_and_gradients(self, batch: object) -> tuple[float, object]:
+        raise self.error
+
+
+class Broken:
+    """A source that gives a batch which is none, or raises."""
+
+    def __init__(self, error: Exception | None = None, batch: object = None) -> None:
+        self.error = error
+        self.batch = batch
+
+    def next_batch(self, size: int) -> object:
+        if self.error:
+            raise self.error
+        return self.batch
+
+    def reset(self) -> None:
+        raise AssertionError("it is not at its end")
+
+    def close(self) -> None:
+        pass
 
 
 class Endless:
@@ -88,7 +116,17 @@ def test_a_worker_stops_when_its_owner_says_so(tmp_path: Path) -> None:
     ("model", "words"),
     [
         (Constant(gradients={}), "no gradient for 'w'"),
-        (Constant(gradients={"w": np.ones(5, np.float32)}), "5 entries, not 4"),
+        (Constant(gradients={"w": np.ones(5, np.float32)}), r"shape \[4\].*float32 of shape \[5\]"),
+        (Constant(gradients={"w": np.ones((2, 2), np.float32)}), r"shape \[4\].*float32 of shape \[2, 2\]"),
+        (Constant(gradients={"w": [1.0] * 4}), "returned a list"),
+        (Constant(gradients={"w": np.ones(4, np.complex64)}), "complex64"),
+        (Constant(gradients=[np.ones(4, np.float32)]), r"it returned \(a float, a list\)"),
+        (Constant(loss=None), r"it returned \(None, a dict\)"),  # type: ignore[arg-type]
+        (
+            Raises(ConnectionError("of its own")),
+            r"`loss_and_gradients` raised ConnectionError: of its own \(.*test_api.py, ",
+        ),
+        (Raises(MemoryError("no 9 GiB")), "raised MemoryError: no 9 GiB.*smaller --batch-size"),
         (Constant(gradients={"w": np.full(4, np.inf, np.float32)}), "10 times in a row"),
         (Constant(loss=float("nan")), "10 times in a row"),
     ],
@@ -96,6 +134,52 @@ def test_a_worker_stops_when_its_owner_says_so(tmp_path: Path) -> None:
 def test_a_fault_of_the_model_is_told(tmp_path: Path, model: Constant, words: str) -> None:
     with coordinator(tmp_path) as c, pytest.raises(ModelError, match=words):
         worker(c, model).run()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (lambda _shard: Endless(), "factory, .* raised TypeError: .* takes 1 positional argument"),
+        (lambda _shard, _total: None, "has no next_batch and no reset and no close"),
+        (
+            lambda _shard, _total: Broken(FileNotFoundError("gone.txt")),
+            "`next_batch` raised FileNotFoundError: gone.txt",
+        ),
+        (lambda _shard, _total: Broken(batch=7), r"len\(\) of what .* raised TypeError"),
+        (lambda _shard, _total: Broken(batch=[]), "returned an empty batch; at the end of a pass it returns None"),
+    ],
+)
+def test_a_fault_of_the_data_is_told_and_not_taken_for_one_of_the_network(
+    tmp_path: Path, source: object, words: str
+) -> None:
+    with coordinator(tmp_path) as c:
+        config = WorkerConfig.of(coordinator_host="127.0.0.1", coordinator_port=c.port)
+        with pytest.raises(DataError, match=words):
+            Worker(Constant(), source, config).run()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ([np.zeros(4, np.float32)], "mapping"),
+        ({1: np.zeros(4, np.float32)}, "mapping .* of names"),
+        ({"w" * 65: np.zeros(4, np.float32)}, "at most 64 bytes"),
+        ({"w\0": np.zeros(4, np.float32)}, "no NUL"),
+        ({"\ud800": np.zeros(4, np.float32)}, "not valid text"),
+    ],
+)
+def test_parameters_that_can_not_be_sent_are_refused_before_anybody_connects(
+    tmp_path: Path, parameters: object, words: str
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        Coordinator(parameters, CoordinatorConfig.of(directory=str(tmp_path)))  # type: ignore[arg-type]
+
+
+def test_parameters_that_can_not_be_written_to_are_refused() -> None:
+    model = Constant()
+    model.parameters["w"].flags.writeable = False
+    with pytest.raises(ModelError, match="'w' can't be written to"):
+        Worker(model, Endless())
 
 
 def test_another_model_than_the_coordinators_is_told_on_both_sides(tmp_path: Path) -> None:

@@ -85,6 +85,19 @@ def test_a_worker_gives_up_after_its_attempts_and_says_what_to_check(swarm):
         (coordinator_command, "--model rwkv-tiniest", ["'rwkv-tiniest'", "rwkv-tiny"]),
         (coordinator_command, "--model no_such_module:model", ["no_such_module"]),
         (coordinator_command, "--model linear_model:nothing", ["linear_model", "'nothing'"]),
+        (coordinator_command, "--model :model", ["':model'", "package.module:factory"]),
+        (coordinator_command, "--model .a:model", ["'.a:model'", "package.module:factory"]),
+        (
+            coordinator_command,
+            "--model no_syntax:model",
+            ["importing 'no_syntax'", "SyntaxError", "no_syntax.py, line"],
+        ),
+        (coordinator_command, "--model raises:model", ["raises:model", "ZeroDivisionError", "raises.py, line 2"]),
+        (coordinator_command, "--learning-rate 1e39", ["--learning-rate", "1e+39"]),
+        (coordinator_command, "--host no.such.host.invalid", ["no.such.host.invalid", "--host"]),
+        (coordinator_command, "--host 192.0.2.1 --port 0", ["192.0.2.1", "another --host"]),
+        (coordinator_command, "--config endless.toml", ["endless.toml:2", "heartbeat_interval_sec"]),
+        (coordinator_command, "--config shards.toml", ["shards.toml:2", "1000000"]),
         (worker_command, "--profile RPI9_4G", ["'RPI9_4G'", "RPI4_4G"]),
         (worker_command, f"--batch-size {2**40}", ["--batch-size", str(2**40)]),
     ],
@@ -93,6 +106,11 @@ def test_a_wrong_option_gives_one_message(tmp_path, monkeypatch, capsys, command
     monkeypatch.chdir(tmp_path)
     Path("broken.toml").write_text("[training\n")
     Path("type.toml").write_text('[training]\nlearning_rate = "fast"\n')
+    Path("endless.toml").write_text("[network]\nheartbeat_interval_sec = inf\n")
+    Path("shards.toml").write_text("[data]\nshards = 5000000000\n")
+    Path("no_syntax.py").write_text("def model():\n    return (\n")
+    Path("raises.py").write_text("def model():\n    return 1 / 0\n")
+    monkeypatch.setenv("FDTC_CHECKPOINTING_DIRECTORY", str(tmp_path / "checkpoints"))
 
     try:
         assert command.main(options.split()) == 1
@@ -344,6 +362,36 @@ def test_a_gradient_that_would_ruin_the_weights_is_refused_and_the_worker_goes_o
         assert coordinator.status()["gradients_refused"] == {"not_finite": 4}
         peer.push(GRADIENT)
         assert coordinator.status()["version"] == 1
+
+
+def test_a_run_that_diverges_ends_with_the_reason_and_keeps_its_last_good_checkpoint(swarm):
+    rule = {"FDTC_TRAINING_OPTIMIZER": "sgd"}
+    coordinator = swarm.coordinator("--learning-rate", "1e-3", **rule)
+    with v1.Worker(coordinator.port, "w") as peer:
+        peer.pull()
+        peer.push(GRADIENT)
+        coordinator.control("checkpoint")
+    coordinator.kill()
+
+    wild = swarm.coordinator("--learning-rate", "1e30", **rule)
+    with v1.Worker(wild.port, "w") as peer:
+        peer.pull()
+        peer.push([[1e10] * 8, [1e10]])
+        peer.send(v1.WEIGHTS_REQ)
+        assert wild.exit_status() == 1
+    assert "training has diverged: the weights of version 2 are not finite" in wild.output
+    assert [path.name for path in swarm.checkpoints.glob("ckpt-*")] == ["ckpt-000000001"]
+
+    tame = swarm.coordinator("--learning-rate", "1e-3", **rule)
+    assert tame.status()["version"] == 1
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this Python has no IPv6")
+def test_a_coordinator_listens_on_ipv6(swarm):
+    coordinator = swarm.coordinator("--host", "::1")
+    port = coordinator.event("coordinator listens")["port"]
+    worker = swarm.worker(port, "six", "--host", "::1")
+    worker.event("registered")
 
 
 def test_a_worker_that_sends_and_never_reads_is_disconnected(coordinator):

@@ -28,9 +28,14 @@ def count(folder: Folder) -> int:
     return sum(1 for _ in folder.checkpoints.glob("ckpt-*"))
 
 
+def anything(folder: Folder) -> bool:
+    """Whether there is anything that may once have been one."""
+    return any(path for path in folder.checkpoints.glob("*") if path.name.strip("."))
+
+
 def _read(manifest: Path) -> Checkpoint | None:
     try:
         content = json.loads(manifest.read_bytes())
         return Checkpoint(manifest.parent, int(content["version"]), content)
-    except (OSError, ValueError, KeyError, TypeError):  # damaged, or removed meanwhile: not a candidate
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # damaged, or removed meanwhile: not a candidate
         return None

@@ -88,7 +88,11 @@ def deploy(
             story.same("nothing to change")
         else:
             _bring_about(folder, wanted, actions, story, deadline)
-        return wait_for_training(folder, story, deadline, _unchanged(observed, actions))
+        kept = checkpoints.newest(folder)
+        trains = wait_for_training(folder, story, deadline, _unchanged(observed, actions))
+        if kept and not kept.path.exists() and (trains.status or {}).get("version", kept.version) < kept.version:
+            story.warn(f"the checkpoint of version {kept.version} is damaged and was put aside; an older one is used")
+        return trains
 
 
 def scale(folder: Folder, wishes: Mapping[str, int], story: Story, *, timeout: float) -> Observed:
@@ -137,7 +141,8 @@ def remove(folder: Folder, story: Story, *, volumes: bool) -> None:
         if observed:
             story.title(folder.name, "on this machine")
             if not volumes:
-                _save(observed, story)
+                without = f"swarmctl rm --local --stack {folder.name} --volumes   # without its checkpoints"
+                _save(observed, story, f"free some space in {folder.path}, and try again", without)
             if not _stop(observed, story) and not volumes:
                 raise SwarmctlError(
                     f"the coordinator ended badly, so its last checkpoint may be missing; nothing is removed yet. "
@@ -152,6 +157,8 @@ def remove(folder: Folder, story: Story, *, volumes: bool) -> None:
         kept = checkpoints.newest(folder)
         if kept:
             story.done("removed, all but its checkpoints", f"newest: version {kept.version}, {kept.path}")
+        elif checkpoints.anything(folder):  # damaged, or put aside: not ours to throw away
+            story.done("removed, all but what is left of its checkpoints", str(folder.checkpoints))
         else:
             shutil.rmtree(folder.path, ignore_errors=True)
             story.done("removed")
@@ -229,6 +236,8 @@ def _bring_about(folder: Folder, wanted: Wanted, actions: list[Action], story: S
     kept = checkpoints.newest(folder)
     if kept and not left and not (observed and observed.supervised):  # a coordinator that is left will write another
         story.same(f"resumes from version {kept.version} ({kept.path})")
+    if observed and any(action.process == COORDINATOR for action in actions):
+        _save(observed, story, f"free some space in {folder.path}, and deploy again")
     _write_wish(folder, wanted)
     story.done("configuration written", "; ".join(f"{a.kind} {a.process}" for a in actions))
     remaining = max(1.0, deadline - time.monotonic())
@@ -259,15 +268,19 @@ def _write_wish(folder: Folder, wanted: Wanted) -> None:
         path.replace(path.with_suffix(""))
 
 
-def _save(observed: Observed, story: Story) -> None:
+def _save(observed: Observed, story: Story, *remedies: str) -> None:
     """Have the coordinator write a checkpoint while it can still be asked to, before it is ended.
+
+    Args:
+        observed: The stack.
+        story: Told what is waited for.
+        remedies: What to type where it can't.
 
     Raises:
         SwarmctlError: It can't: it goes on, and holds what it has learnt.
     """
     if not (observed.supervised and observed.status) or observed.is_finished:
         return
-    folder = observed.folder
     try:
         with story.waiting("the coordinator writes a checkpoint"):
             coordinator.control(observed.deployment.http_port, "checkpoint", STOP_TIMEOUT_SEC)
@@ -276,8 +289,7 @@ def _save(observed: Observed, story: Story) -> None:
     except SwarmctlError as error:
         raise SwarmctlError(
             f"the coordinator can't write a checkpoint, so it goes on: {coordinator.without_remedy(str(error))}",
-            f"free some space in {folder.path}, and try again",
-            f"swarmctl rm --local --stack {folder.name} --volumes   # without its checkpoints",
+            *remedies,
         ) from error
 
 

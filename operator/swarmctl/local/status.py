@@ -111,7 +111,8 @@ def _trained(observed: Observed) -> Report | None:
     count = kept.manifest.get("bytes")
     received, sent = count if isinstance(count, list) and len(count) == 2 else (None, None)
     config = kept.manifest.get("config")
-    steps = config["training"].get("steps") if isinstance(config, dict) and "training" in config else None
+    training = config.get("training") if isinstance(config, dict) else None
+    steps = training.get("steps") if isinstance(training, dict) else None
     return _training({**known, "run": {"steps": steps}, "bytes_received": received, "bytes_sent": sent})
 
 
@@ -183,6 +184,7 @@ def _notes(observed: Observed) -> list[str]:
             ago = f" {duration(time.time() - process.last_ending.at)} ago" if process.last_ending else ""
             how = f"last it {how_it_ended(process)}{ago}"
             notes.append(f"{process.name} was restarted {times(process.restarts)}; {how}")
+    notes += coordinator.often_refused(observed.status)
     state = _state(observed)
     if state == "unsupervised":
         notes.append(f"the supervisor was killed; to be watched again: {to_deploy(observed.deployment)}")

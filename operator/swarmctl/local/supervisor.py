@@ -37,6 +37,7 @@ FIRST_PAUSE_SEC = 0.5
 LONGEST_PAUSE_SEC = 30.0
 STEADY_AFTER_SEC = 60.0  # a process that lived this long starts with the first pause again
 HEALTH_INTERVAL_SEC = 0.1
+NOTE_AGAIN_SEC = 2.0  # after a note that could not be written
 WORKER_GRACE_SEC = 15.0
 COORDINATOR_GRACE_SEC = 60.0  # it writes a checkpoint before it ends
 FINISH_GRACE_SEC = 15.0  # between a worker's end and its coordinator's, which writes a last checkpoint
@@ -69,6 +70,7 @@ class Supervisor:
         self.exit_codes: dict[str, int] = {}  # of those that were stopped
         self.http_port = 0
         self._told_to_stop = asyncio.Event()
+        self._note_again: asyncio.TimerHandle | None = None
         self._changing = asyncio.Lock()
         previous = folder.read_state()
         self._previous = previous.processes if previous else {}
@@ -117,8 +119,14 @@ class Supervisor:
         """Write down what is known, for `status` and for the next supervisor."""
         try:
             write(self.folder.state, self._state())
-        except SwarmctlError as error:  # a full disk must not end the watch; the next note may be written
+        except SwarmctlError as error:  # a full disk must not end the watch; a later note may be written
             _say(str(error))
+            if not self._note_again:
+                self._note_again = asyncio.get_running_loop().call_later(NOTE_AGAIN_SEC, self._retry_note)
+
+    def _retry_note(self) -> None:
+        self._note_again = None
+        self.note()
 
     def _state(self) -> State:
         return State(os.getpid(), {name: child.state for name, child in self.children.items()})

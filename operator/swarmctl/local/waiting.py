@@ -154,7 +154,7 @@ class _Watch:
         if crashing:
             message = f"again and again there crashes {', '.join(crashing)}. {last_words(self.folder, crashing[0])}"
             log = f"swarmctl logs {crashing[0]} --local --stack {self.folder.name}"
-            if len(crashing) < len(self.observed.deployment.processes) - 1:
+            if any(spec.name not in self.missing for spec in self.observed.deployment.processes[1:]):
                 raise PartlyDoneError(f"{message}\nThe others go on.", log)
             remove = f"swarmctl rm --local --stack {self.folder.name}"
             raise SwarmctlError(f"{message}\nThe supervisor goes on trying.", log, remove)
@@ -163,7 +163,9 @@ class _Watch:
 def last_words(folder: Folder, process: str) -> str:
     """What a process last logged, for an error message."""
     lines = Log(process, folder.log(process)).last_lines(LOG_LINES_SHOWN)
-    return f"The last log lines of {process}:\n" + "\n".join(f"  {human(line).plain}" for line in lines)
+    shown = (human(line).plain for line in lines)
+    shown = (coordinator.without_remedy(line) if "--checkpoint-dir" in line else line for line in shown)
+    return f"The last log lines of {process}:\n" + "\n".join(f"  {line}" for line in shown)
 
 
 def _still_deployed(folder: Folder) -> Observed:
