@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from swarmctl.console import typeable
+
 from .conftest import SMALL, Swarmctl
 
 
@@ -43,6 +45,29 @@ def test_nothing_deployed_is_said_with_how_to_deploy(empty: Swarmctl) -> None:
 def test_a_number_that_is_none_is_refused(empty: Swarmctl) -> None:
     assert "'many' is not a number" in empty.run("scale", "worker-rpi", "many", "--local", code=2).stderr
     assert "each service needs a number" in empty.run("scale", "worker-rpi", "--local", code=2).stderr
+
+
+def test_a_number_that_python_would_not_even_read_is_refused(empty: Swarmctl) -> None:
+    said = empty.run("scale", "worker-rpi", "9" * 5000, "--local", code=2).stderr
+    assert "at most 10000" in said
+    assert len(said) < 200
+
+
+def test_a_home_that_is_not_known_is_told(empty: Swarmctl) -> None:
+    for typed in (["status", "--local"], ["deploy", "--local", "--stack", "~no-such-user/x.yml"]):
+        user = Swarmctl(empty.state)
+        user.environment["SWARMCTL_STATE"] = "~no-such-user/state"
+        assert "does not know the home folder that ~ stands for" in user.run(*typed, code=2).stderr
+
+
+def test_what_to_type_is_what_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / ".venv/bin/swarmctl"), "demo"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert typeable("swarmctl status --local") == ".venv/bin/swarmctl status --local"
+    assert typeable("ls -l") == "ls -l"
+    (tmp_path / "swarmctl").touch(mode=0o755)
+    assert typeable("swarmctl status --local") == "swarmctl status --local"
 
 
 def test_a_wrong_stack_ends_with_2_and_its_places(empty: Swarmctl, tmp_path: Path) -> None:
@@ -96,6 +121,17 @@ def test_an_install_of_the_agent_only_says_how_to_get_the_operator() -> None:
 
 def test_generate_needs_no_engine(empty: Swarmctl) -> None:
     assert "no stack is deployed" in empty.run("generate", "--prompt", "ROMEO:", code=5).stderr
+
+
+def test_a_prompt_may_look_like_an_option(empty: Swarmctl) -> None:
+    written = empty.run("generate", "--checkpoint", "init:rwkv-tiny", "--tokens", "1", "--prompt=-x").stdout
+    assert written.startswith("-x")
+
+
+def test_a_generator_that_fails_says_so_once(empty: Swarmctl) -> None:
+    said = empty.run("generate", "--checkpoint", "init:rwkv-tiniest", code=1).stderr
+    assert said.startswith("error: there is no model 'rwkv-tiniest'")
+    assert "swarm_agent" not in said
 
 
 @pytest.mark.parametrize(

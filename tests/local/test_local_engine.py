@@ -115,6 +115,21 @@ def test_logs_are_the_agents_own_lines_where_there_is_no_terminal(deployed: Swar
     assert "worker-laptop-1 | " in of_all
 
 
+def test_logs_can_be_searched_and_begin_at_a_time(deployed: Swarmctl) -> None:
+    every = deployed.run("logs", "coordinator", "--local", "--since", "1h").stdout.splitlines()
+    found = deployed.run("logs", "coordinator", "--local", "--since", "1h", "--grep", "has joined").stdout.splitlines()
+    assert found
+    assert found == [line for line in every if "has joined" in line]
+    later = json.loads(found[-1])["timestamp"]
+    since = deployed.run("logs", "coordinator", "--local", "--since", later).stdout.splitlines()
+    assert since == every[-len(since) :]
+    assert found[-1] in since
+    assert len(since) < len(every)
+    assert (
+        "neither a length of time nor a date" in deployed.run("logs", "all", "--local", "--since", "x", code=2).stderr
+    )
+
+
 def test_following_logs_shows_lines_as_they_are_written(deployed: Swarmctl) -> None:
     follower = deployed.start("logs", "coordinator", "--local", "--tail", "0", "-f")
     assert follower.stdout
@@ -200,6 +215,34 @@ def test_rm_asks_and_keeps_the_checkpoints(swarmctl: Swarmctl, ports: Ports) -> 
     assert "resumes from version" in resumed.stderr
     swarmctl.run("rm", "--local", "--yes", "--volumes")
     assert not swarmctl.folder().exists()
+
+
+def test_rm_keeps_checkpoints_that_are_damaged(swarmctl: Swarmctl, ports: Ports) -> None:
+    swarmctl.run("deploy", "--stack", swarmctl.small, "--local", *ports)
+    eventually(lambda: swarmctl.status()["checkpoint"])
+    folder = swarmctl.folder()
+    swarmctl.run("rm", "--local", "--yes")
+    for manifest in folder.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("")
+    whole = list(folder.glob("checkpoints/*/weights.safetensors"))
+    assert whole
+    removed = swarmctl.run("rm", "--local", "--yes", "--stack", swarmctl.small)
+    assert "what is left of its checkpoints" in removed.stderr
+    assert all(path.exists() for path in whole)
+    swarmctl.run("rm", "--local", "--yes", "--volumes", "--stack", swarmctl.small)
+
+
+def test_a_newest_checkpoint_that_is_damaged_is_told(swarmctl: Swarmctl, ports: Ports) -> None:
+    swarmctl.run("deploy", "--stack", swarmctl.small, "--local", *ports)
+    folder = swarmctl.folder()
+    eventually(lambda: len(list(folder.glob("checkpoints/ckpt-*"))) >= 2)
+    swarmctl.run("rm", "--local", "--yes")
+    newest = max(folder.glob("checkpoints/ckpt-*"))
+    with (newest / "weights.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    again = swarmctl.run("deploy", "--stack", swarmctl.small, "--local", *ports).stderr
+    assert f"the checkpoint of version {int(newest.name.removeprefix('ckpt-'))} is damaged and was put aside" in again
+    swarmctl.run("rm", "--local", "--yes", "--volumes")
 
 
 def test_a_run_that_reaches_its_steps_is_finished_not_crashed(swarmctl: Swarmctl, ports: Ports, tmp_path: Path) -> None:
