@@ -18,10 +18,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
+import msgspec
+import numpy as np
 import structlog
+from msgspec import Meta
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from .errors import CheckpointError
@@ -34,6 +38,32 @@ OPTIMIZER = "optimizer.safetensors"
 _NAME = re.compile(r"ckpt-(\d{9,})")
 
 Tensors = dict[str, NDArray[Any]]
+_Natural = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class _File(msgspec.Struct):
+    bytes: _Natural
+    sha256: str
+
+
+class _Data(msgspec.Struct):
+    passes: list[_Natural] = []
+
+
+class _Manifest(msgspec.Struct):
+    """What a resume takes from a manifest; no hash covers it, so its types are checked."""
+
+    format: Annotated[int, Meta(ge=FORMAT, le=FORMAT)]
+    version: Annotated[int, Meta(ge=0, lt=2**32)]  # as it travels
+    files: dict[str, _File]
+    tokens: _Natural = 0
+    loss: float | None = None
+    bytes: tuple[_Natural, _Natural] = (0, 0)
+    data: _Data = msgspec.field(default_factory=_Data)
+
+
+class NewerFormatError(CheckpointError):
+    """A later version of this program wrote it: it is not damaged, and not to be passed over."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +167,8 @@ def load_newest(directory: Path, *, set_damaged_aside: bool = False) -> Checkpoi
     for path in reversed(find(directory)):
         try:
             whole = load(path)
+        except NewerFormatError:
+            raise
         except CheckpointError as error:
             log.warning("checkpoint is damaged, trying the one before", path=str(path), reason=str(error))
             damaged.append((path, error))
@@ -158,20 +190,44 @@ def load(path: Path) -> Checkpoint:
     """Read one checkpoint and verify every file's size and hash.
 
     Raises:
-        CheckpointError: It is missing, damaged or of another format.
+        NewerFormatError: A later version of this program wrote it.
+        CheckpointError: It is missing or damaged, or holds weights that are not finite.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {manifest['format']}, this program reads {FORMAT}")
-        for name, wanted in manifest["files"].items():
-            _verify(path / name, int(wanted["bytes"]), str(wanted["sha256"]))
-        int(manifest["version"])
-        return Checkpoint(path, manifest, load_file(path / WEIGHTS), load_file(path / OPTIMIZER))
+        manifest = _read_manifest(path)
+        weights, optimizer = load_file(path / WEIGHTS), load_file(path / OPTIMIZER)
     except OSError as error:
         raise CheckpointError(f"can't read {error.filename or path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path / MANIFEST} is damaged: {error}") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not all(np.isfinite(array).all() for array in weights.values()):
+        raise CheckpointError(f"{path} holds weights that are not finite: training had diverged")
+    return Checkpoint(path, manifest, weights, optimizer)
+
+
+def _read_manifest(path: Path) -> Mapping[str, Any]:
+    """Read a manifest, and check all that it says."""
+    place = path / MANIFEST
+    try:
+        manifest = msgspec.json.decode(place.read_bytes())
+        form = manifest["format"]
+        newer = isinstance(form, int) and form > FORMAT
+        known = None if newer else msgspec.convert(manifest, _Manifest)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # msgspec's own are ValueErrors
+        raise CheckpointError(f"{place} is damaged: {error}") from error
+    if known is None:
+        raise NewerFormatError(
+            f"{path} has format {form}, and this program reads {FORMAT}. Use the version of swarmctl that wrote it, "
+            "or name another --checkpoint-dir."
+        )
+    if missing := {WEIGHTS, OPTIMIZER} - set(known.files):
+        raise CheckpointError(f"{place} is damaged: it says nothing of {' and '.join(sorted(missing))}")
+    if _NAME.fullmatch(path.name) and known.version != version_of(path):
+        raise CheckpointError(f"{place} is damaged: it is of version {known.version}")
+    for name in (WEIGHTS, OPTIMIZER):
+        _verify(path / name, known.files[name].bytes, known.files[name].sha256)
+    found: Mapping[str, Any] = manifest
+    return found
 
 
 def find(directory: Path) -> list[Path]:
@@ -223,7 +279,10 @@ def _remove_old(directory: Path, keep: int) -> None:
 
 def _set_aside(path: Path) -> None:
     aside = path.with_name(f"damaged-{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)
+    if aside.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink(missing_ok=True)
     path.rename(aside)
 
 

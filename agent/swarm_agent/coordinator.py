@@ -391,8 +391,8 @@ class Coordinator:
             while size := peer.socket.recv_into(peer.wire.get_buffer()):
                 peer.last_seen = time.monotonic()
                 peer.bytes_received += size
-                if not self._take(peer, size):
-                    reason = "deregistered"
+                if over := self._take(peer, size):
+                    reason = over
                     break
         except RemoteProtocolError as error:
             reason = f"protocol error: {error}"
@@ -408,8 +408,8 @@ class Coordinator:
         self._stopping.wait(FAREWELL_SECONDS)
         close_socket(peer.socket)
 
-    def _take(self, peer: Peer, size: int) -> bool:
-        """Handle what has arrived; False when the worker says goodbye."""
+    def _take(self, peer: Peer, size: int) -> str | None:
+        """Handle what has arrived; at the last message, why the conversation is over."""
         with peer.lock:
             peer.wire.received(size)
         while True:
@@ -417,7 +417,7 @@ class Coordinator:
                 message = peer.wire.next_message()
             match message:
                 case None:
-                    return True
+                    return None
                 case fdtc.Gradients():
                     self._gradient(peer, message)
                 case fdtc.Heartbeat():
@@ -429,9 +429,10 @@ class Coordinator:
                 case fdtc.Register():
                     self._register(peer, message)
                 case fdtc.Deregister():
-                    return False
+                    return "deregistered"
                 case fdtc.Error():
                     log.warning("a worker reports an error", worker=peer.name, reason=message.message)
+                    return "it reported an error"
                 case _:
                     raise AssertionError(f"the state table let {message!r} through")
 
@@ -815,8 +816,8 @@ def _arithmetic(optimizer: str) -> optim.Arithmetic:
         return optim.NUMPY  # as fast
     try:
         from .fused import FUSED
-    except ImportError as error:
-        if error.name != "numba":  # but a numpy that it does not know, say
+    except Exception as error:  # noqa: BLE001 - a numpy that it does not know, a library that it misses, and what not
+        if not (isinstance(error, ImportError) and error.name == "numba"):  # it is there, and does not work
             log.warning("numba can't be used; numpy does its work, more slowly", reason=str(error))
         return optim.NUMPY
     return FUSED

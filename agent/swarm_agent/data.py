@@ -18,6 +18,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -262,6 +263,18 @@ def check(path_or_name: str | os.PathLike[str]) -> None:
     _kind_of(str(path_or_name))
 
 
+def exists(path: Path) -> bool:
+    """Whether there is anything by this name.
+
+    Raises:
+        DataError: It can't be looked for.
+    """
+    try:
+        return path.exists()
+    except OSError as error:  # its name is too long, say
+        raise DataError(f"can't look for {path}: {error.strerror}.") from error
+
+
 def _check_arguments(context: int, shard: int, total_shards: int, seed: int, split: str, on_broken: str) -> None:
     if context < 1:
         raise DataError(f"the context must be 1 token or more, not {context}.")
@@ -280,7 +293,7 @@ def _kind_of(name: str) -> str:
     if name in BUILT_IN:
         return "built-in"
     path = Path(name)
-    if not path.exists():
+    if not exists(path):
         raise DataError(f"there is no file {name}. Built in is {', '.join(BUILT_IN)}; see docs/data.md for formats.")
     if not path.is_file():
         raise DataError(f"{name} is not a file. Name one .txt, .jsonl or .bin file.")
@@ -556,6 +569,8 @@ def tokenize(source: str, target: Path, tokenizer_name: str, on_broken: OnBroken
                 held_out = _text_blocks(source, text, boundary, text.size)
                 held_out_from = _write_tokens(file, tokenizer, trained, separate=False)
                 count = held_out_from + _write_tokens(file, tokenizer, held_out, separate=False)
+            if not count:
+                raise DataError(f"{source} holds no text, so {target} is not made.")
             header = TokenFile(width, count, held_out_from, tokenizer.vocab_size, tokenizer_name)
             file.seek(0)
             file.write(header.pack())
@@ -565,8 +580,8 @@ def tokenize(source: str, target: Path, tokenizer_name: str, on_broken: OnBroken
     except OSError as error:
         raise DataError(f"can't write {target}: {error.strerror}.") from error
     finally:
-        if beside.exists():
-            beside.unlink()
+        with suppress(OSError):  # such as a name that is too long, which was never made
+            beside.unlink(missing_ok=True)
     return header
 
 

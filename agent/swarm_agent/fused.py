@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 from . import optim
 from .optim import NORM_PIECE, Layout, Vector
 
+if getattr(numba.config, "DISABLE_JIT", 0):
+    raise ImportError("NUMBA_DISABLE_JIT is set")
+
 _VECTOR = types.Array(types.float32, 1, "C")
 # The gradient is a view of what was received: not for writing, and at any address.
 _VIEW = types.Array(types.float32, 1, "C", readonly=True, aligned=False)

@@ -185,8 +185,6 @@ class Master:
                 f"the checkpoint is of another model: {differences(wanted, found)}. "
                 "Name the model that it was made with, or another --checkpoint-dir."
             )
-        if not all(np.isfinite(array).all() for array in weights.values()):
-            raise CheckpointError("the checkpoint holds weights that are not finite: training had diverged.")
         with self.lock:
             try:
                 self.optimizer.load_state(optimizer)

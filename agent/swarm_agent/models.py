@@ -182,9 +182,9 @@ def open_model(name: str) -> tuple["RWKV7", str]:
     if name.startswith("init:"):
         return _built_in(name.removeprefix("init:"), 0), name
     path = Path(name)
-    if not path.exists():
-        raise CheckpointError(f"there is no {name}. Name a checkpoint, a .safetensors file or init:rwkv-tiny.")
     try:
+        if not path.exists():
+            raise CheckpointError(f"there is no {name}. Name a checkpoint, a .safetensors file or init:rwkv-tiny.")
         if path.suffix == ".pth":
             tensors = _read_pth(path)
             return RWKV7(Config.from_parameters(tensors), tensors), name
@@ -193,6 +193,8 @@ def open_model(name: str) -> tuple["RWKV7", str]:
         return RWKV7.load(path), str(path)
     except ValueError as error:
         raise ModelError(f"{path} can't be opened as a model: {error}.") from error
+    except OSError as error:
+        raise CheckpointError(f"can't open {name}: {error.strerror}.") from error
 
 
 def _checkpoint_in(path: Path) -> Path:
@@ -226,7 +228,7 @@ def load_data(config: WorkerConfig, model: TrainableModel) -> DataFactory:
     from . import data, tokenizers
 
     path, options = config.data.path, config.data
-    if ":" in path and not Path(path).exists():
+    if ":" in path and not data.exists(Path(path)):
         return cast(DataFactory, load_object(path, DataError))
     data.check(path)
     tokenizer = tokenizers.get_tokenizer(options.tokenizer)

@@ -45,8 +45,8 @@ def control(http_port: int, what: Control, timeout: float) -> Json:
 def without_remedy(text: str) -> str:
     """What the agent says, without the sentence on an option that users of swarmctl do not have."""
     sentences = re.split(r"(?<=\.)\s+", text.strip())
-    said = " ".join(sentence for sentence in sentences if "--checkpoint-dir" not in sentence)
-    return said if said.endswith(".") else f"{said}."
+    said = " ".join(sentence for sentence in sentences if "--checkpoint-dir" not in sentence).rstrip(" \n.")
+    return f"{said}."
 
 
 def _reason(reply: requests.Response) -> str:
@@ -70,12 +70,15 @@ def worker(status: Json | None, worker_id: str) -> Json:
 
 def often_refused(status: Json | None) -> list[str]:
     """A sentence for each worker most of whose gradients come too late to be of use."""
-    return [
-        f"{worker['id']}: {stale} of its {stale + worker['pushes']} gradients were refused as stale, since it computes "
-        "longer than max_staleness allows; a smaller batch_size for its class helps, or a larger max_staleness"
-        for worker in (status or {}).get("workers", [])
-        if (stale := worker.get("refused", {}).get("stale", 0)) > max(10, worker.get("pushes", 0))
-    ]
+    found = []
+    for known in (status or {}).get("workers") or []:
+        stale, pushes = (known.get("refused") or {}).get("stale", 0), known.get("pushes") or 0
+        if stale > max(10, pushes):
+            found.append(
+                f"{known.get('id')}: {stale} of its {stale + pushes} gradients were refused as stale: it computes "
+                "longer than max_staleness allows; a smaller batch_size for its class helps, or a larger max_staleness"
+            )
+    return found
 
 
 def bytes_per_token(status: Json) -> float | None:

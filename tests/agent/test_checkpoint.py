@@ -1,9 +1,10 @@
 """Checkpoints: whole or not there, verified on load, and a damaged one falls back to the one before."""
 
+import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -63,12 +64,55 @@ def other_manifest(path: Path) -> None:
     (path / checkpoint.MANIFEST).write_text('["format"]', encoding="utf-8")
 
 
-def other_format(path: Path) -> None:
-    file = path / checkpoint.MANIFEST
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}), encoding="utf-8")
+def says(**facts: object) -> Callable[[Path], None]:
+    """Damage that writes other facts into the manifest; None takes one out."""
+
+    def write(path: Path) -> None:
+        manifest = json.loads((path / checkpoint.MANIFEST).read_text()) | facts
+        manifest = {key: value for key, value in manifest.items() if value is not None}
+        (path / checkpoint.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+    write.__name__ = str(facts)
+    return write
 
 
-@pytest.mark.parametrize("damage", [cut, flip, drop, blank, other_manifest, other_format])
+def nested(path: Path) -> None:
+    (path / checkpoint.MANIFEST).write_text("[" * 100_000, encoding="utf-8")
+
+
+def not_finite(path: Path) -> None:
+    bad = WEIGHTS["a.weight"].copy()
+    bad[0, 0] = np.nan
+    checkpoint.save(path.parent, checkpoint.version_of(path), {"a.weight": bad}, OPTIMIZER, {}, keep=3)
+
+
+def not_safetensors(path: Path) -> None:
+    rubbish = b"rubbish"
+    (path / checkpoint.WEIGHTS).write_bytes(rubbish)
+    files = json.loads((path / checkpoint.MANIFEST).read_text())["files"]
+    files[checkpoint.WEIGHTS] = {"bytes": len(rubbish), "sha256": hashlib.sha256(rubbish).hexdigest()}
+    says(files=files)(path)
+
+
+def set_aside_already(path: Path) -> None:
+    path.with_name(f"damaged-{path.name}").write_text("a file by that name", encoding="utf-8")
+    cut(path)
+
+
+WRONG_FACTS = [
+    {"format": "1"}, {"format": None}, {"version": True}, {"version": -1}, {"version": 2**40}, {"version": 99},
+    {"tokens": "abc"}, {"tokens": -1}, {"loss": []}, {"loss": float("nan")}, {"bytes": 5}, {"bytes": [1]},
+    {"data": []}, {"data": {"passes": [-1]}}, {"files": {}}, {"files": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(cut, flip, drop, blank, other_manifest, nested, not_finite, not_safetensors, set_aside_already),
+        *(says(**facts) for facts in WRONG_FACTS),
+    ],
+)
 def test_a_damaged_one_falls_back_to_the_one_before_and_is_set_aside(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
     save(tmp_path, 1)
     damage(save(tmp_path, 2))
@@ -79,6 +123,15 @@ def test_a_damaged_one_falls_back_to_the_one_before_and_is_set_aside(tmp_path: P
     # It no longer counts among those that are kept.
     save(tmp_path, 2, keep=1)
     assert [path.name for path in checkpoint.find(tmp_path)] == ["ckpt-000000002"]
+
+
+def test_one_of_a_newer_format_is_neither_passed_over_nor_touched(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    newer = save(tmp_path, 2)
+    says(format=2)(newer)
+    with pytest.raises(CheckpointError, match=r"ckpt-000000002 has format 2, and this program reads 1\. Use the"):
+        checkpoint.load_newest(tmp_path, set_damaged_aside=True)
+    assert newer.exists()
 
 
 def test_when_none_is_whole_it_is_an_error_that_names_each(tmp_path: Path) -> None:

@@ -122,9 +122,7 @@ def test_logs_can_be_searched_and_begin_at_a_time(deployed: Swarmctl) -> None:
     assert found == [line for line in every if "has joined" in line]
     later = json.loads(found[-1])["timestamp"]
     since = deployed.run("logs", "coordinator", "--local", "--since", later).stdout.splitlines()
-    assert since == every[-len(since) :]
-    assert found[-1] in since
-    assert len(since) < len(every)
+    assert since[0] == found[-1] != every[0]
     assert (
         "neither a length of time nor a date" in deployed.run("logs", "all", "--local", "--since", "x", code=2).stderr
     )
@@ -215,21 +213,6 @@ def test_rm_asks_and_keeps_the_checkpoints(swarmctl: Swarmctl, ports: Ports) -> 
     assert "resumes from version" in resumed.stderr
     swarmctl.run("rm", "--local", "--yes", "--volumes")
     assert not swarmctl.folder().exists()
-
-
-def test_rm_keeps_checkpoints_that_are_damaged(swarmctl: Swarmctl, ports: Ports) -> None:
-    swarmctl.run("deploy", "--stack", swarmctl.small, "--local", *ports)
-    eventually(lambda: swarmctl.status()["checkpoint"])
-    folder = swarmctl.folder()
-    swarmctl.run("rm", "--local", "--yes")
-    for manifest in folder.glob("checkpoints/*/manifest.json"):
-        manifest.write_text("")
-    whole = list(folder.glob("checkpoints/*/weights.safetensors"))
-    assert whole
-    removed = swarmctl.run("rm", "--local", "--yes", "--stack", swarmctl.small)
-    assert "what is left of its checkpoints" in removed.stderr
-    assert all(path.exists() for path in whole)
-    swarmctl.run("rm", "--local", "--yes", "--volumes", "--stack", swarmctl.small)
 
 
 def test_a_newest_checkpoint_that_is_damaged_is_told(swarmctl: Swarmctl, ports: Ports) -> None:

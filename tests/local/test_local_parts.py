@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from swarmctl import stack
-from swarmctl.console import duration, number
+from swarmctl.console import Story, duration, number
 from swarmctl.demo import BASELINES
 from swarmctl.errors import SwarmctlError, UsageError
-from swarmctl.local import ports
+from swarmctl.local import engine, ports
 from swarmctl.local.engine import plan, scaled
 from swarmctl.local.observe import Observed
 from swarmctl.local.processes import difference, keep_scale, want
@@ -151,6 +151,17 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
         assert not second
     with lock(tmp_path / "lock") as again:
         assert again
+
+
+def test_what_is_left_of_damaged_checkpoints_is_not_removed_either(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "local" / "small")
+    folder.make()
+    damaged = folder.checkpoints / "damaged-ckpt-000000007"
+    damaged.mkdir()
+    engine.remove(folder, Story(), volumes=False)
+    assert damaged.exists()
+    engine.remove(folder, Story(), volumes=True)
+    assert not folder.path.exists()
 
 
 def test_lines_of_several_processes_are_put_in_the_order_of_their_times() -> None:

@@ -61,7 +61,7 @@ def test_all_mistakes_are_told_at_once_with_line_column_key_and_the_nearest_vali
         (("model: rwkv-tiny", 'model: "rwkv\\0tiny"'), "x-fdtc.model: there is a character of code 0 in it"),
         (
             ("data: shakespeare", "data: shakespear"),
-            "(a file: ./its-path.txt); did you mean 'shakespeare'?",
+            "your own code: package.module:factory); did you mean 'shakespeare'?",
         ),
         (("data: shakespeare", "data: ./"), "is not a file"),
         (("batch_size: 1", "batch_size: 0"), "batch_size: must be at least 1, not 0"),

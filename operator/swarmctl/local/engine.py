@@ -79,6 +79,7 @@ def deploy(
     with _alone(folder):
         wanted, actions = plan(stack, folder, port, http_port)
         observed = observe(folder)
+        kept = checkpoints.newest(folder)
         story.title(stack.name, f"on this machine, in {folder.path}")
         _tell_scale(stack, wanted.deployment, story)
         if observed and not actions:
@@ -88,9 +89,8 @@ def deploy(
             story.same("nothing to change")
         else:
             _bring_about(folder, wanted, actions, story, deadline)
-        kept = checkpoints.newest(folder)
         trains = wait_for_training(folder, story, deadline, _unchanged(observed, actions))
-        if kept and not kept.path.exists() and (trains.status or {}).get("version", kept.version) < kept.version:
+        if kept and kept.path.with_name(f"damaged-{kept.path.name}").exists():
             story.warn(f"the checkpoint of version {kept.version} is damaged and was put aside; an older one is used")
         return trains
 
