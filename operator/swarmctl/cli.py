@@ -7,6 +7,7 @@ code.
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -317,11 +318,18 @@ def config(
     for warning in found.warnings:
         Story().warn(warning)
     if local:
-        wanted = processes.want(found, local_folder(choose.root(), found.name), found.replicas, 7100, 7180)
+        folder = local_folder(choose.root(), found.name)
+        old = folder.read_deployment()
+        at = (old.port, old.http_port) if old else (7100, 7180)
+        wanted = processes.want(found, folder, found.replicas, *at)
+        commands = {process.name: process.argv for process in wanted.deployment.processes}
+        if as_json:
+            print_json({"files": wanted.files, "processes": commands})
+            return
         for path, text in wanted.files.items():
             print(f"# {path}\n{text}")
-        for process in wanted.deployment.processes:
-            print(f"# {process.name}\n{' '.join(process.argv)}")
+        for name, argv in commands.items():
+            print(f"# {name}\n{shlex.join(argv)}")
     elif as_json:
         print_json(render.as_data(found, replicas={}, registry=registry))
     else:

@@ -1,6 +1,7 @@
 """What the command line says when it can't do what was typed; no process of a stack is needed."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,19 @@ def test_a_number_that_python_would_not_even_read_is_refused(empty: Swarmctl) ->
     said = empty.run("scale", "worker-rpi", "9" * 5000, "--local", code=2).stderr
     assert "at most 10000" in said
     assert len(said) < 200
+
+
+def test_a_path_that_is_no_text_is_told(empty: Swarmctl) -> None:
+    user = Swarmctl(empty.state)
+    user.environment["SWARMCTL_STATE"] = os.fsdecode(b"/tmp/\xff")
+    assert "not valid UTF-8" in user.run("deploy", "--local", "--stack", "rwkv-tiny", code=2).stderr
+    assert "not valid UTF-8" in empty.run("deploy", "--local", "--stack", "./\udcff.yml", code=2).stderr
+
+
+def test_config_of_the_local_engine_is_json_too(empty: Swarmctl) -> None:
+    facts = json.loads(empty.run("config", "--local", "--stack", SMALL, "--json").stdout)
+    assert any(path.endswith("coordinator.toml") for path in facts["files"])
+    assert "swarm_agent.coordinator_command" in facts["processes"]["coordinator"]
 
 
 def test_a_home_that_is_not_known_is_told(empty: Swarmctl) -> None:

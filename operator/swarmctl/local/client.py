@@ -19,6 +19,10 @@ def is_supervised(folder: Folder) -> bool:
         return False
     try:
         _connect(folder, timeout=5.0).close()
+    except PermissionError as error:
+        raise SwarmctlError(
+            f"{folder.path} belongs to another user", f"sudo swarmctl status --local --stack {folder.name}"
+        ) from error
     except OSError:  # refused: left by one that was killed
         return False
     return True

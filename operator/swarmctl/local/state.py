@@ -162,7 +162,10 @@ def local_folder(root: Path, stack: str) -> Folder:
 
 def deployed_folders(root: Path) -> list[Folder]:
     """All local stacks that are deployed, running or not."""
-    return [Folder(path.parent) for path in sorted((root / "local").glob("*/deployment.json"))]
+    folder = root / "local"
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        raise SwarmctlError(f"{folder} belongs to another user", "export SWARMCTL_STATE=A-FOLDER-OF-YOURS")
+    return [Folder(path.parent) for path in sorted(folder.glob("*/deployment.json"))]
 
 
 def write(path: Path, record: msgspec.Struct) -> None:
