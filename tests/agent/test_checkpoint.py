@@ -3,8 +3,7 @@
 import hashlib
 import json
 import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from swarm_agent import checkpoint
 from swarm_agent.errors import CheckpointError
+from tests.small_disk import small_disk
 
 WEIGHTS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
 OPTIMIZER = {"steps": np.array([3]), "mean": np.ones(6, np.float32)}
@@ -161,26 +161,14 @@ def test_a_place_that_can_not_be_written_is_told(tmp_path: Path) -> None:
         save(tmp_path / "file" / "folder", 1)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small tmpfs needs root")
-    place = tmp_path / "disk"
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_full_disk_is_told_and_earlier_checkpoints_stay(small_disk: Path) -> None:
-    save(small_disk, 1)
-    big = {"a.weight": np.ones(100_000, np.float32)}
-    with pytest.raises(CheckpointError, match="disk is full"):
-        checkpoint.save(small_disk, 2, big, OPTIMIZER, {}, keep=3)
-    assert [path.name for path in small_disk.iterdir()] == ["ckpt-000000001"]
-    assert checkpoint.load_newest(small_disk) is not None
+def test_a_full_disk_is_told_and_earlier_checkpoints_stay(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "128k") as disk:
+        save(disk, 1)
+        big = {"a.weight": np.ones(100_000, np.float32)}
+        with pytest.raises(CheckpointError, match="disk is full"):
+            checkpoint.save(disk, 2, big, OPTIMIZER, {}, keep=3)
+        assert [path.name for path in disk.iterdir()] == ["ckpt-000000001"]
+        assert checkpoint.load_newest(disk) is not None
 
 
 def test_two_coordinators_never_share_a_directory(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import v1_peer as v1
 from processes import WITH_NUMBA, WITHOUT_NUMBA, Coordinator, Process, Swarm
 
 from swarm_agent import coordinator_command, worker_command
+from tests.small_disk import fill, small_disk
 
 SIZES = [8, 1]
 GRADIENT = [[1.0] * 8, [1.0]]
@@ -199,29 +200,13 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_left_alone(swarm, saved):
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"can't mount a small file system here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "small", "1m") as folder:
+        yield folder
 
 
-def fill(path: Path) -> None:
-    """Write until the disk is full."""
-    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        deque(map(file.write, repeat(bytes(4096))), 0)
-
-
-def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(swarm, small_disk):
-    directory = small_disk / "checkpoints"
+def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(swarm, disk):
+    directory = disk / "checkpoints"
     options = ("--checkpoint-dir", str(directory))
     coordinator = swarm.coordinator(*options, LINEAR_SIZE=20_000)  # 240 kB a checkpoint
     sizes = [20_000, 1]
@@ -235,7 +220,7 @@ def test_a_full_disk_stops_no_training_and_loses_no_checkpoint(swarm, small_disk
     with v1.Worker(coordinator.port, "w") as peer:
         push(peer)
         first = Path(coordinator.control("checkpoint")["path"])
-        filler = small_disk / "filler"
+        filler = disk / "filler"
         fill(filler)
         push(peer)
 

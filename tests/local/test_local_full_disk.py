@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-from collections import deque
 from collections.abc import Iterator
-from itertools import repeat
 from pathlib import Path
 
 import pytest
+
+from tests.small_disk import fill, small_disk
 
 from .conftest import SMALL, Swarmctl, eventually
 
@@ -16,32 +15,17 @@ LEARNT = 10  # versions that must not be lost
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with room for a few checkpoints."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"can't mount a small file system here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """With room for a few checkpoints."""
+    with small_disk(tmp_path / "small", "64m") as folder:
+        yield folder
 
 
-def fill(path: Path) -> None:
-    """Write until the disk is full."""
-    with path.open("ab", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-        deque(map(file.write, repeat(bytes(4096))), 0)
-
-
-def test_a_full_disk_costs_nothing_that_was_learnt(small_disk: Path, tmp_path: Path, ports: list[str]) -> None:
-    user = Swarmctl(small_disk / "state")
+def test_a_full_disk_costs_nothing_that_was_learnt(disk: Path, tmp_path: Path, ports: list[str]) -> None:
+    user = Swarmctl(disk / "state")
     stack = tmp_path / "small.yml"
     stack.write_text(SMALL.read_text().replace("interval: 5", "interval: 1000000"))
-    filler = small_disk / "filler"
+    filler = disk / "filler"
     try:
         user.run("deploy", "--stack", stack, "--local", *ports)
         eventually(lambda: user.status()["training"]["version"] >= LEARNT)
