@@ -49,7 +49,7 @@ def read_config(kind: type[C], options: argparse.Namespace) -> C:
         ConfigError: Something in it is wrong.
     """
     flags = {name: value for name, value in vars(options).items() if "." in name}
-    return configuration.load(kind, options.config, flags)
+    return configuration.load(kind, options.config, flags, options=options.names)
 
 
 def run_command(
@@ -57,6 +57,7 @@ def run_command(
 ) -> int:
     """Parse the options, run, and turn what a user can mend into one message and status 1."""
     options = parser.parse_args(arguments)
+    options.names = {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}
     logs.configure(json=None if options.log_format is None else options.log_format == "json")
     try:
         return run(options)

@@ -202,6 +202,7 @@ def load(
     file: Path | None = None,
     flags: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> C:
     """Read a configuration.
 
@@ -210,6 +211,7 @@ def load(
         file: A TOML file, or None.
         flags: Values given on the command line, by ``section.key``; None stands for "not given".
         environ: The environment; the process's own where None.
+        options: What the flags are called on the command line, where that is not ``--key``.
 
     Raises:
         ConfigError: With file and line (or variable, or option), the key, and the nearest valid key.
@@ -223,7 +225,7 @@ def load(
         if value is not None:
             section, key = name.split(".")
             values[section][key] = value
-            origin[section, key] = f"option --{key.replace('_', '-')}"
+            origin[section, key] = f"option {(options or {}).get(name, '--' + key.replace('_', '-'))}"
     return kind(**{name: _convert(kind, name, keys, origin) for name, keys in values.items()})
 
 

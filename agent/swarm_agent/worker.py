@@ -373,6 +373,7 @@ class Worker:
         """Train until the coordinator ends the run, `steps` pushes are done, or `stop` is called.
 
         Raises:
+            ConfigError: The coordinator's name can't be one.
             UnreachableError: No connection within the configured attempts.
             RefusedError: The coordinator turned this worker away for good.
             ModelError: The coordinator trains another model.
@@ -429,7 +430,12 @@ class Worker:
     def _connect(self) -> Session:
         network = self.config.network
         address = (network.coordinator_host, network.coordinator_port)
-        connection = socket.create_connection(address, timeout=CONNECT_SECONDS)
+        try:
+            connection = socket.create_connection(address, timeout=CONNECT_SECONDS)
+        except UnicodeError as error:  # of the rules for names, which no resolver was asked about
+            raise ConfigError(
+                f"{address[0]!r} can't be the name of a machine: {error}. Give another --host."
+            ) from error
         connection.settimeout(None)
         tune(connection, MISSED_HEARTBEATS * network.heartbeat_interval_sec)
         self._session = Session(self, connection)

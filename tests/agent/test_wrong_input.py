@@ -100,6 +100,11 @@ def test_a_worker_gives_up_after_its_attempts_and_says_what_to_check(swarm):
         (coordinator_command, "--config endless.toml", ["endless.toml:2", "heartbeat_interval_sec"]),
         (coordinator_command, "--config shards.toml", ["shards.toml:2", "1000000"]),
         (worker_command, "--profile RPI9_4G", ["'RPI9_4G'", "RPI4_4G"]),
+        (worker_command, f"--host {'a' * 70}", ["aaaa", "--host"]),
+        (worker_command, "--threads -1", ["option --threads"]),
+        (coordinator_command, "--topk-ratio 2", ["option --topk-ratio"]),
+        (worker_command, "--data :x", ["':x'", "package.module:factory"]),
+        (worker_command, f"--data {'a' * 300}.txt", ["can't look for"]),
         (worker_command, f"--batch-size {2**40}", ["--batch-size", str(2**40)]),
     ],
 )
