@@ -4,7 +4,7 @@ Keys that an older or newer coordinator doesn't send are None here; nothing is m
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import requests
@@ -68,17 +68,21 @@ def worker(status: Json | None, worker_id: str) -> Json:
     return next((w for w in workers or [] if w.get("id") == worker_id), {})
 
 
-def often_refused(status: Json | None) -> list[str]:
-    """A sentence for each worker most of whose gradients come too late to be of use."""
-    found = []
-    for known in (status or {}).get("workers") or []:
-        stale, pushes = (known.get("refused") or {}).get("stale", 0), known.get("pushes") or 0
-        if stale > max(10, pushes):
-            found.append(
-                f"{known.get('id')}: {stale} of its {stale + pushes} gradients were refused as stale: it computes "
-                "longer than max_staleness allows; a smaller batch_size for its class helps, or a larger max_staleness"
-            )
-    return found
+def often_stale(who: str, workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say, if it is so, that most gradients of some workers come too late to be of use.
+
+    Args:
+        who: A worker, or their class.
+        workers: What the coordinator says of each.
+    """
+    stale = sum((worker.get("refused") or {}).get("stale", 0) for worker in workers)
+    pushes = sum(worker.get("pushes") or 0 for worker in workers)
+    if stale <= max(10, pushes):
+        return []
+    return [
+        f"{stale} of the {stale + pushes} gradients of {who} were refused as stale: while it computes one, the others "
+        "push more than max_staleness; a smaller batch_size for its class helps, or a larger max_staleness"
+    ]
 
 
 def bytes_per_token(status: Json) -> float | None:

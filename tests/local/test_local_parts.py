@@ -263,6 +263,14 @@ def test_a_stopped_stack_shows_the_figures_of_its_newest_checkpoint(tmp_path: Pa
     assert training["tokens_per_sec"] is None
 
 
+def test_a_worker_whose_gradients_come_too_late_is_told(tmp_path: Path) -> None:
+    late = {"id": "worker-laptop-1", "pushes": 20, "refused": {"stale": 30}}
+    often = {"id": "worker-rpi-1", "pushes": 31, "refused": {"stale": 30}}
+    text = shown(observed(tmp_path, {"workers": [late, often]}))
+    assert "30 of the 50 gradients of worker-laptop-1 were refused as stale" in text
+    assert "of worker-rpi-1 were refused" not in text
+
+
 def test_a_stack_without_workers_waits(tmp_path: Path) -> None:
     seen = observed(tmp_path, {"run": {"state": "training"}})
     nobody = scaled(seen.deployment, {"worker-rpi": 0, "worker-laptop": 0})

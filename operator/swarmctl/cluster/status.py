@@ -48,6 +48,10 @@ def report(
     services: Mapping[str, ServiceState] = seen.services
     nodes: Sequence[Node] = seen.nodes
     names = {node.id: node.hostname for node in nodes}
+    tasks = {
+        state.service: [_task(state.service, task, names, training) for task in state.tasks]
+        for state in services.values()
+    }
     return {
         "stack": stack,
         "engine": "swarm",
@@ -56,10 +60,14 @@ def report(
         "training": _training(training) if training else None,
         "training_error": why_not,
         "services": [
-            {**_service(state, seen, nodes), "last_words": list(last_words.get(state.service, ()))}
+            {
+                **_service(state, seen, nodes),
+                "why": [*state.why, *coordinator.often_stale(state.service, tasks[state.service])],
+                "last_words": list(last_words.get(state.service, ())),
+            }
             for state in services.values()
         ],
-        "tasks": [_task(state.service, task, names, training) for state in services.values() for task in state.tasks],
+        "tasks": [row for rows in tasks.values() for row in rows],
     }
 
 
@@ -105,7 +113,6 @@ def _service(state: ServiceState, seen: Any, nodes: Sequence[Node]) -> Report:
         "waiting": state.waiting,
         "failures": state.failures,
         "image": spec["TaskTemplate"]["ContainerSpec"].get("Image", ""),
-        "why": list(state.why),
         "nodes": per_node,
     }
 

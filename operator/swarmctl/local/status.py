@@ -184,7 +184,8 @@ def _notes(observed: Observed) -> list[str]:
             ago = f" {duration(time.time() - process.last_ending.at)} ago" if process.last_ending else ""
             how = f"last it {how_it_ended(process)}{ago}"
             notes.append(f"{process.name} was restarted {times(process.restarts)}; {how}")
-    notes += coordinator.often_refused(observed.status)
+    for known in (observed.status or {}).get("workers") or []:
+        notes += coordinator.often_stale(str(known.get("id")), [known])
     state = _state(observed)
     if state == "unsupervised":
         notes.append(f"the supervisor was killed; to be watched again: {to_deploy(observed.deployment)}")
