@@ -62,8 +62,8 @@ class _Manifest(msgspec.Struct):
     data: _Data = msgspec.field(default_factory=_Data)
 
 
-class NewerFormatError(CheckpointError):
-    """A later version of this program wrote it: it is not damaged, and not to be passed over."""
+class UnusableError(CheckpointError):
+    """It may be whole, but not for this program or this user; so it is not passed over for an older one."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,10 @@ def lock(directory: Path) -> IO[str]:
     Raises:
         CheckpointError: Another one is there.
     """
-    file = (directory / ".lock").open("a+", encoding="utf-8")
+    try:
+        file = (directory / ".lock").open("a+", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(_not_ours(error, directory / ".lock")) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -167,7 +170,7 @@ def load_newest(directory: Path, *, set_damaged_aside: bool = False) -> Checkpoi
     for path in reversed(find(directory)):
         try:
             whole = load(path)
-        except NewerFormatError:
+        except UnusableError:
             raise
         except CheckpointError as error:
             log.warning("checkpoint is damaged, trying the one before", path=str(path), reason=str(error))
@@ -190,12 +193,14 @@ def load(path: Path) -> Checkpoint:
     """Read one checkpoint and verify every file's size and hash.
 
     Raises:
-        NewerFormatError: A later version of this program wrote it.
+        UnusableError: A later version of this program wrote it, or this user may not read it.
         CheckpointError: It is missing or damaged, or holds weights that are not finite.
     """
     try:
         manifest = _read_manifest(path)
         weights, optimizer = load_file(path / WEIGHTS), load_file(path / OPTIMIZER)
+    except PermissionError as error:
+        raise UnusableError(_not_ours(error, path)) from error
     except OSError as error:
         raise CheckpointError(f"can't read {error.filename or path}: {error.strerror}") from error
     except SafetensorError as error:
@@ -216,7 +221,7 @@ def _read_manifest(path: Path) -> Mapping[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:  # msgspec's own are ValueErrors
         raise CheckpointError(f"{place} is damaged: {error}") from error
     if known is None:
-        raise NewerFormatError(
+        raise UnusableError(
             f"{path} has format {form}, and this program reads {FORMAT}. Use the version of swarmctl that wrote it, "
             "or name another --checkpoint-dir."
         )
@@ -231,16 +236,30 @@ def _read_manifest(path: Path) -> Mapping[str, Any]:
 
 
 def find(directory: Path) -> list[Path]:
-    """List the checkpoints in a directory, oldest first, whole or not."""
+    """List the checkpoints in a directory, oldest first, whole or not.
+
+    Raises:
+        CheckpointError: It can't be looked into.
+    """
     if not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    try:
+        found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    except OSError as error:
+        raise CheckpointError(_not_ours(error, directory)) from error
     return sorted(found, key=version_of)
 
 
 def version_of(path: Path) -> int:
     """The version that a checkpoint's directory is named after."""
     return int(path.name.removeprefix("ckpt-"))
+
+
+def _not_ours(error: OSError, path: Path) -> str:
+    return (
+        f"can't read {error.filename or path}: {error.strerror}. Run as the user who wrote it, change its owner, or "
+        "name another --checkpoint-dir."
+    )
 
 
 def _verify(path: Path, size: int, digest: str) -> None:

@@ -382,8 +382,14 @@ class Coordinator:
             peer.wire.limits[fdtc.MessageType.GRADIENTS] = self._largest_gradient
             with self._lock:
                 self._peers.add(peer)
-            self._spawn(functools.partial(self._read, peer), f"read {peer.address}")
-            self._spawn(functools.partial(self._write, peer), f"write {peer.address}")
+            try:
+                self._spawn(functools.partial(self._read, peer), f"read {peer.address}")
+                self._spawn(functools.partial(self._write, peer), f"write {peer.address}")
+            except RuntimeError as error:  # this container has as many threads as it may; later it may have fewer
+                log.error("can't serve a connection", peer=peer.address, reason=str(error))
+                self._leave(peer, "there is no thread for it")
+                close_socket(connection)
+                self._stopping.wait(0.5)
 
     def _read(self, peer: Peer) -> None:
         reason = "connection closed"
@@ -798,9 +804,9 @@ class Coordinator:
     def _spawn(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)
         with self._lock:
-            self._threads = [t for t in self._threads if t.is_alive() or t.ident is None]
+            self._threads = [t for t in self._threads if t.is_alive()]
+            thread.start()
             self._threads.append(thread)
-        thread.start()
 
     def _join_until(self, deadline: float, prefix: str) -> None:
         with self._lock:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,6 +134,26 @@ def test_one_of_a_newer_format_is_neither_passed_over_nor_touched(tmp_path: Path
     with pytest.raises(CheckpointError, match=r"ckpt-000000002 has format 2, and this program reads 1\. Use the"):
         checkpoint.load_newest(tmp_path, set_damaged_aside=True)
     assert newer.exists()
+
+
+def test_what_another_user_wrote_is_neither_passed_over_nor_touched(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    theirs = save(tmp_path, 2)
+    program = (
+        "import os, pathlib, sys; from swarm_agent import checkpoint, errors\n"
+        "os.setresuid(*3 * [int(sys.argv[2])])\n"
+        "try: checkpoint.load_newest(pathlib.Path(sys.argv[1]), set_damaged_aside=True)\n"
+        "except errors.CheckpointError as error: print(error)\n"
+    )
+    if os.geteuid() != 0:
+        pytest.skip("being another user needs root")
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(0o777)
+    (theirs / checkpoint.WEIGHTS).chmod(0o600)
+    other = str(os.getuid() + 12345)
+    ended = subprocess.run([sys.executable, "-c", program, tmp_path, other], capture_output=True, text=True, check=True)
+    assert "Permission denied. Run as the user who wrote it" in ended.stdout
+    assert theirs.exists()
 
 
 def test_when_none_is_whole_it_is_an_error_that_names_each(tmp_path: Path) -> None:

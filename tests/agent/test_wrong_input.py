@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import structlog
 import v1_peer as v1
-from processes import WITH_NUMBA, WITHOUT_NUMBA, Coordinator, Process, Swarm
+from processes import WITH_NUMBA, WITHOUT_NUMBA, Coordinator, Process, Swarm, until
 
 from swarm_agent import coordinator_command, worker_command
 from tests.small_disk import fill, small_disk
@@ -406,6 +406,34 @@ def test_connections_that_say_nothing_are_closed_and_do_not_keep_others_out(swar
         peer.socket.close()
     coordinator.control("shutdown")
     assert coordinator.exit_status() == 0
+
+
+def test_more_connections_than_there_may_be_threads_do_not_end_the_coordinator(swarm):
+    coordinator = swarm.coordinator()
+    pid, port = coordinator.process.pid, coordinator.port
+    with v1.Worker(port, "w") as worker:
+        # A thread takes 8 MB of address space or more, so soon there can be no more.
+        used = int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) * 1024
+        subprocess.run(["prlimit", f"--pid={pid}", f"--as={used + 200 * 2**20}"], check=True)
+        flood = [v1.Worker(port, "", register=False) for _ in range(60)]
+        coordinator.event("can't serve a connection")
+        for peer in flood:
+            peer.socket.close()
+        worker.pull()
+        worker.push(GRADIENT)
+    until(lambda: newcomer_is_served(port), "a newcomer is served")
+    coordinator.control("shutdown")
+    assert coordinator.exit_status() == 0
+    assert [path.name for path in swarm.checkpoints.glob("ckpt-*")] == ["ckpt-000000001"]
+
+
+def newcomer_is_served(port: int) -> bool:
+    try:
+        with v1.Worker(port, "newcomer") as newcomer:
+            newcomer.pull()
+    except (OSError, v1.Ended):
+        return False
+    return True
 
 
 @pytest.mark.parametrize("numba", [WITH_NUMBA, WITHOUT_NUMBA], ids=["numba", "numpy"])
