@@ -17,6 +17,7 @@ from swarm_agent.net import send_buffers
 from .tools import (
     ONLY_TAKES_IN,
     ROOT,
+    WITHOUT_NUMBA,
     await_message,
     command,
     coordinator,
@@ -60,7 +61,7 @@ def coordinator_growth(pushes: int) -> list[tuple[int, float]]:
     """Return (pushes, resident MB) a few times on the way."""
     marks = sorted({EARLY, pushes // 4, pushes // 2, pushes})
     found = []
-    with coordinator("--model", MODEL, settings=ONLY_TAKES_IN) as leader:
+    with coordinator("--model", MODEL, settings=ONLY_TAKES_IN | WITHOUT_NUMBA) as leader:  # as the image has it
         connection, wire = join(leader.port, "pusher")
         frame = gradient_frame(MODEL, "pusher", fdtc.Compression.TOPK)
         for number in range(1, pushes + 1):
