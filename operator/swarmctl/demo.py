@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from . import choose, generate, loss_curve, stack
-from .console import Story, duration, number, output, redrawn
+from .console import Story, duration, number, output, redrawn, typeable
 from .errors import SwarmctlError, UsageError
 from .local import checkpoints, engine, ports, status
 from .local.observe import observe
@@ -211,13 +211,10 @@ def _conclude(
     console.print(f"trained on     {number(final.get('tokens'), 'tokens')} in {duration(progress.seconds)}")
     console.print(f"traffic        {_saved(status.traffic(final))}")
     console.print(f"checkpoint     {escape(str(found.path))}", soft_wrap=True)
-    console.print(
-        "\n[dim]Next:[/] [bold cyan]swarmctl deploy --stack rwkv-tiny --local[/]   to train one in the background"
-    )
-    console.print(
-        f"      [bold cyan]swarmctl generate --checkpoint {escape(str(found.path))} --prompt 'JULIET:'[/]",
-        soft_wrap=True,
-    )
+    again = typeable("swarmctl deploy --stack rwkv-tiny --local")
+    write = typeable(f"swarmctl generate --checkpoint {found.path} --prompt 'JULIET:'")
+    console.print(f"\n[dim]Next:[/] [bold cyan]{escape(again)}[/]   to train one in the background", soft_wrap=True)
+    console.print(f"      [bold cyan]{escape(write)}[/]", soft_wrap=True)
 
 
 def _print_sample(console: Console, sample: str) -> None:
