@@ -611,16 +611,14 @@ class Worker:
         assert self._source
         assert session.ack
         size = session.ack.batch_size
-        with calling("the data's `next_batch`", DataError, SMALLER):
-            batch = self._source.next_batch(size)
+        batch = _batch_of(self._source, size)
         if batch is not None:
             return batch
         with calling("the data's `reset`", DataError):
             self._source.reset()
         if self.config.data.shard_index < 0:
             self._register(session)
-        with calling("the data's `next_batch`", DataError, SMALLER):
-            batch = self._source.next_batch(size)
+        batch = _batch_of(self._source, size)
         if batch is None:
             raise DataError(f"shard {session.ack.assigned_shard} holds no sample; use fewer shards or more data.")
         return batch
@@ -641,6 +639,11 @@ class Worker:
             self.heartbeat(),
         )
         self.pushes += 1
+
+
+def _batch_of(source: DataSource, size: int) -> Any:
+    with calling("the data's `next_batch`", DataError, SMALLER):
+        return source.next_batch(size)
 
 
 def _size_of(batch: Any) -> int:

@@ -25,11 +25,16 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE, highlight=False)
 
 
+def overwrites(console: Console) -> bool:
+    """Whether what a console shows can be shown anew in its place: not in a pipe, nor on a terminal that is dumb."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 @contextmanager
 def redrawn() -> Iterator[Callable[[RenderableType], None]]:
     """Show something that changes: in its place on a terminal, and anew below where nothing can be overwritten."""
     console = output()
-    if not console.is_terminal or console.is_dumb_terminal:
+    if not overwrites(console):
         yield console.print
         return
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:

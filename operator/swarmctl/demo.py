@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from . import choose, generate, loss_curve, stack
-from .console import Story, duration, number, output, redrawn, typeable
+from .console import Story, duration, number, output, overwrites, redrawn, typeable
 from .errors import SwarmctlError, UsageError
 from .local import checkpoints, engine, ports, status
 from .local.observe import observe
@@ -135,7 +135,7 @@ def _compression(wanted: stack.Stack) -> str:
 
 def _watch(folder: Folder, console: Console, minutes: float) -> Progress:
     progress = Progress()
-    if not console.is_terminal or console.is_dumb_terminal:
+    if not overwrites(console):
         _look_until_done(folder, progress, minutes, _LinePrinter(console))
         return progress
     with redrawn() as show:

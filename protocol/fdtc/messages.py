@@ -421,11 +421,13 @@ def _check_tensor(spec: TensorSpec) -> None:
     if not spec.name:
         raise ValueError("a tensor has no name")
     try:
-        encoded = spec.name.encode()
+        text_to_wire(spec.name, TENSOR_NAME_SIZE)
     except UnicodeEncodeError:
         raise ValueError(f"{spec.name!r} is no name for a tensor: it is not valid text") from None
-    if len(encoded) > TENSOR_NAME_SIZE or b"\0" in encoded:
-        raise ValueError(f"{spec.name!r} is no name for a tensor: at most {TENSOR_NAME_SIZE} bytes, and no NUL")
+    except ValueError:
+        raise ValueError(
+            f"{spec.name!r} is no name for a tensor: at most {TENSOR_NAME_SIZE} bytes, and no NUL"
+        ) from None
     if len(spec.shape) > MAX_DIMS:
         raise ValueError(f"{spec.name!r} has {len(spec.shape)} dimensions, at most {MAX_DIMS} are possible")
     if any(size < 1 for size in spec.shape):
